@@ -2,35 +2,49 @@
 //! Radford et al. 2019, section 2.2, and Liu et al. 2019, <https://arxiv.org/abs/1907.11692>; the
 //! rules are those of `RobertaTokenizer` in Hugging Face transformers 5.23.
 
-use std::collections::HashMap;
-
+use serde::Deserialize;
 use tokenizers::{
-    AddedToken, ModelWrapper, Tokenizer,
-    models::bpe::{BPE, BpeBuilder, Vocab},
+    AddedToken, Tokenizer,
+    models::bpe::{BPE, Vocab},
     pre_tokenizers::byte_level::ByteLevel,
     processors::roberta::RobertaProcessing,
 };
 
 use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson};
 
+/// The model of a `tokenizer.json`. Its other keys are ignored: the rules are those of the class.
+#[derive(Deserialize)]
+pub(crate) struct Model {
+    vocab: Vocab,
+    merges: Vec<Merge>,
+}
+
+/// The two tokens of a merge, in a list or, in older files, in a line with a space between them.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a merge: a list of two tokens, or a string of two tokens")]
+enum Merge {
+    Pair(String, String),
+    Line(String),
+}
+
 /// Builds the tokenizer from the vocabulary and the merges of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the model is not BPE, or if neither the vocabulary nor the added tokens contain the
-/// separator or classification token; the error of [`TokenizerConfig::add_tokens_with_ids`].
+/// An error if a merge is not two tokens, if the vocabulary lacks a token of a merge or the merge's
+/// result, or if neither the vocabulary nor the added tokens contain the separator or
+/// classification token; the error of [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_json(
-    json: TokenizerJson,
+    json: TokenizerJson<Model>,
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
-    let added = json.added_tokens(config);
-    match json.model {
-        ModelWrapper::BPE(model) => {
-            let mut tokenizer = tokenizer(model, added, config)?;
-            tokenizer.with_truncation(json.truncation.map(Into::into))?;
-            Ok(tokenizer)
-        }
-        _ => Err(config.wrong_model("BPE").into()),
-    }
+    let (added, truncation) = (json.added_tokens(config), json.truncation());
+    let merges = json.model.merges.into_iter().filter_map(|merge| match merge {
+        Merge::Pair(left, right) => Some(Ok((left, right))),
+        Merge::Line(line) => pair(&line),
+    });
+    let mut tokenizer = tokenizer("merges", json.model.vocab, merges, added, config)?;
+    tokenizer.with_truncation(truncation)?;
+    Ok(tokenizer)
 }
 
 /// Builds the tokenizer from `vocab.json` (the id of each token) and `merges.txt` (one pair of
@@ -45,34 +59,34 @@ pub(crate) fn from_vocab_and_merges(
     merges: &[u8],
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
-    let vocabulary: HashMap<String, u32> = serde_json::from_slice(vocabulary)?;
-    let vocabulary: Vocab = vocabulary.into_iter().collect();
+    let vocab = serde_json::from_slice(vocabulary)?;
     let lines = std::str::from_utf8(merges).map_err(|error| format!("merges.txt: {error}"))?;
-    let lines = lines.lines().map(str::trim);
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("#version"));
-    let merges = lines.map(|line| {
-        let pair = line.split_once(' ').filter(|(_, right)| !right.contains(' '));
-        let pair = pair.map(|(left, right)| (left.to_string(), right.to_string()));
-        pair.ok_or_else(|| format!("merges.txt: expected two tokens on each line, got {line:?}"))
-    });
-    let merges = merges.collect::<Result<Vec<_>, _>>()?;
-    let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges).build();
-    let model = model.map_err(|error| format!("merges.txt: {error}"))?;
-    tokenizer(model, vec![], config)
+    let merges = lines.lines().map(str::trim).filter_map(pair);
+    tokenizer("merges.txt", vocab, merges, vec![], config)
 }
 
+/// The two tokens of a line of merges, which is `None` if the line is empty or names a version.
+fn pair(line: &str) -> Option<Result<(String, String), String>> {
+    if line.is_empty() || line.starts_with("#version") {
+        return None;
+    }
+    let pair = line.split_once(' ').filter(|(_, right)| !right.contains(' '));
+    let pair = pair.map(|(left, right)| (left.to_string(), right.to_string()));
+    Some(pair.ok_or_else(|| format!("expected two tokens on each line, got {line:?}")))
+}
+
+/// Builds the tokenizer. Errors about the merges name `source`.
 fn tokenizer(
-    mut model: BPE,
+    source: &str,
+    vocab: Vocab,
+    merges: impl Iterator<Item = Result<(String, String), String>>,
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
-    model.dropout = None;
-    model.unk_token = None; // a byte that the vocabulary lacks is left out
-    model.continuing_subword_prefix = None;
-    model.end_of_word_suffix = None;
-    model.fuse_unk = false;
-    model.byte_fallback = false;
-    model.ignore_merges = false;
+    let merges = merges.collect::<Result<_, _>>().map_err(|error| format!("{source}: {error}"))?;
+    // Without an unknown token: a byte that the vocabulary lacks is left out.
+    let model = BPE::builder().vocab_and_merges(vocab, merges).build();
+    let model = model.map_err(|error| format!("{source}: {error}"))?;
     let add_prefix_space = config.add_prefix_space().unwrap_or(false);
     let mut tokenizer = Tokenizer::new(model);
     tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(add_prefix_space)));
@@ -85,4 +99,38 @@ fn tokenizer(
     config.add_special_tokens(&mut tokenizer, true)?;
     tokenizer.with_post_processor(Some(processor));
     Ok(tokenizer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ModelFiles, text::sentence_config::SentenceConfig};
+
+    fn config() -> tokenizers::Result<TokenizerConfig> {
+        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        Ok(TokenizerConfig::from_files(&files, &SentenceConfig::default(), "RobertaTokenizer")?)
+    }
+
+    fn tokenizer_with(merges: &str) -> tokenizers::Result<Tokenizer> {
+        let vocab = r#"{"<s>": 0, "</s>": 1, "a": 2, "b": 3, "ab": 4}"#;
+        let json = format!(r#"{{"model": {{"vocab": {vocab}, "merges": {merges}}}}}"#);
+        from_json(serde_json::from_str(&json)?, &config()?)
+    }
+
+    #[test]
+    fn merges_of_a_tokenizer_json_are_lists_or_lines() -> tokenizers::Result<()> {
+        for merges in [r#"[["a", "b"]]"#, r##"["#version: 0.2", "a b"]"##] {
+            assert_eq!(tokenizer_with(merges)?.encode("abb", true)?.get_ids(), [0, 4, 3, 1]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn errors_name_the_merges() {
+        let error = |merges| tokenizer_with(merges).unwrap_err().to_string();
+        let lines = "merges: expected two tokens on each line, got \"a b b\"";
+        assert_eq!(error(r#"["a b b"]"#), lines);
+        assert_eq!(error(r#"[["b", "a"]]"#), "merges: Token `ba` out of vocabulary");
+        assert!(error(r#"[["a"]]"#).starts_with("expected a merge: a list of two tokens"));
+    }
 }

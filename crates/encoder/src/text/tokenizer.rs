@@ -23,7 +23,7 @@ use crate::{
     text::sentence_piece::SentencePieceModel,
     text::tokenizer_class::{Algorithm, UnigramRules},
     text::tokenizer_config::{self, TokenizerConfig},
-    text::tokenizer_json::TokenizerKind,
+    text::tokenizer_json::{ModelKind, TokenizerKind},
     text::{byte_bpe, unigram, word_piece},
 };
 
@@ -682,23 +682,27 @@ fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T
 
 /// Builds the tokenizer from a `tokenizer.json`.
 fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
-    let algorithm = settings.rules().map(|class| class.algorithm);
-    let built = match algorithm {
+    let TokenizerKind { model: ModelKind { kind } } = serde_json::from_slice(json)?;
+    let kind = kind.as_deref();
+    let expect = |expected| match kind {
+        Some(kind) if kind != expected => Err(settings.wrong_model(expected)),
+        _ => Ok(()),
+    };
+    match settings.rules().map(|class| class.algorithm) {
+        Some(Algorithm::WordPiece(_)) if kind == Some("Unigram") && settings.class().is_none() => {}
         Some(Algorithm::WordPiece(layout)) => {
-            word_piece::from_json(serde_json::from_slice(json)?, settings, layout)?
+            expect("WordPiece")?;
+            return word_piece::from_json(serde_json::from_slice(json)?, settings, layout);
         }
         Some(Algorithm::ByteBpe) => {
-            Some(byte_bpe::from_json(serde_json::from_slice(json)?, settings)?)
+            expect("BPE")?;
+            return byte_bpe::from_json(serde_json::from_slice(json)?, settings);
         }
-        Some(Algorithm::Unigram(rules)) => Some(unigram::from_json(json, settings, rules)?),
-        None => None,
-    };
-    if let Some(tokenizer) = built {
-        return Ok(tokenizer);
-    }
-    if algorithm.is_none() && !settings.follows_tokenizer_json() {
-        let TokenizerKind { model } = serde_json::from_slice(json)?;
-        if model.kind.as_deref() == Some("WordPiece") {
+        Some(Algorithm::Unigram(rules)) => {
+            expect("Unigram")?;
+            return unigram::from_json(serde_json::from_slice(json)?, settings, rules);
+        }
+        None if kind == Some("WordPiece") && !settings.follows_tokenizer_json() => {
             let class = settings.describe_class();
             return Err(format!(
                 "tokenizer_class {class} has WordPiece rules that are not implemented: expected \
@@ -706,6 +710,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
             )
             .into());
         }
+        None => {}
     }
     // The whole file is used in three cases: for a class that follows the file, for an unknown
     // class whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
@@ -743,4 +748,29 @@ fn max_length(
 /// The number of special tokens that are added to every text, or to every pair.
 fn special_token_count(tokenizer: &Tokenizer, pair: bool) -> usize {
     tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(pair))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_of_another_type_than_the_class_is_an_error() -> Result<()> {
+        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        for (class, json, expected) in [
+            ("BertTokenizer", r#"{"model": {"type": "BPE"}}"#, "WordPiece"),
+            ("RobertaTokenizer", r#"{"model": {"type": "WordPiece"}}"#, "BPE"),
+            ("AlbertTokenizer", r#"{"model": {"type": "BPE"}}"#, "Unigram"),
+        ] {
+            let settings = TokenizerConfig::from_files(&files, &SentenceConfig::default(), class)?;
+            assert_eq!(
+                from_json(json.as_bytes(), &settings).unwrap_err().to_string(),
+                format!(
+                    "model is not {expected}: expected {expected} for {}",
+                    settings.describe_class()
+                )
+            );
+        }
+        Ok(())
+    }
 }

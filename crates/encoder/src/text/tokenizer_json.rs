@@ -1,33 +1,31 @@
 //! The parts of a `tokenizer.json`.
 
 use serde::Deserialize;
+use serde_json::Value;
 use tokenizers::{
-    AddedToken, ModelWrapper,
+    AddedToken,
     utils::truncation::{TruncationDirection, TruncationParams},
 };
 
 use crate::text::tokenizer_config::TokenizerConfig;
 
-/// The keys of a `tokenizer.json` that the classes with WordPiece and byte-level BPE read.
+/// The keys of a `tokenizer.json` that a class with its own rules reads. `M` has the keys of the
+/// class's model.
 #[derive(Deserialize)]
-pub(crate) struct TokenizerJson {
-    pub(crate) model: ModelWrapper,
+pub(crate) struct TokenizerJson<M> {
+    pub(crate) model: M,
+    pub(crate) normalizer: Option<Value>,
+    pub(crate) post_processor: Option<Value>,
     #[serde(default)]
     added_tokens: Vec<TokenWithId>,
-    pub(crate) truncation: Option<Truncation>,
+    truncation: Option<Truncation>,
 }
 
 /// The key `truncation` of a `tokenizer.json`. Its other keys, such as the length, are ignored.
 #[derive(Clone, Copy, Deserialize)]
-pub(crate) struct Truncation {
+struct Truncation {
     #[serde(default)]
     direction: TruncationDirection,
-}
-
-impl From<Truncation> for TruncationParams {
-    fn from(Truncation { direction }: Truncation) -> Self {
-        Self { direction, ..Self::default() }
-    }
 }
 
 /// The key `model.type` of a `tokenizer.json`, read without parsing the vocabulary.
@@ -38,33 +36,36 @@ pub(crate) struct TokenizerKind {
 
 #[derive(Deserialize)]
 pub(crate) struct ModelKind {
+    /// `None` in files of old versions of the `tokenizers` library.
     #[serde(rename = "type")]
     pub(crate) kind: Option<String>,
 }
 
 /// An added token and its id.
 #[derive(Deserialize)]
-pub(crate) struct TokenWithId {
+struct TokenWithId {
     id: u32,
     #[serde(flatten)]
     token: AddedToken,
 }
 
-impl TokenizerJson {
-    /// The added tokens with their ids.
+impl<M> TokenizerJson<M> {
+    /// The added tokens with their ids; none if `tokenizer_config.json` has the key
+    /// `added_tokens_decoder`.
     pub(crate) fn added_tokens(&self, config: &TokenizerConfig) -> Vec<(u32, AddedToken)> {
-        added_tokens(&self.added_tokens, config)
+        match config.lists_added_tokens() {
+            true => vec![],
+            false => {
+                self.added_tokens.iter().map(|token| (token.id, token.token.clone())).collect()
+            }
+        }
     }
-}
 
-/// The added tokens of a `tokenizer.json` with their ids; none if `tokenizer_config.json` has the
-/// key `added_tokens_decoder`.
-pub(crate) fn added_tokens(
-    tokens: &[TokenWithId],
-    config: &TokenizerConfig,
-) -> Vec<(u32, AddedToken)> {
-    match config.lists_added_tokens() {
-        true => vec![],
-        false => tokens.iter().map(|token| (token.id, token.token.clone())).collect(),
+    /// Truncation with the direction of the file; `None` if the file has no truncation.
+    pub(crate) fn truncation(&self) -> Option<TruncationParams> {
+        self.truncation.map(|Truncation { direction }| TruncationParams {
+            direction,
+            ..TruncationParams::default()
+        })
     }
 }

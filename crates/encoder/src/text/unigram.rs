@@ -23,25 +23,13 @@ use tokenizers::{
 };
 
 use crate::text::{
-    sentence_piece::SentencePieceModel,
-    tokenizer_class::UnigramRules,
-    tokenizer_config::TokenizerConfig,
-    tokenizer_json::{TokenWithId, TokenizerKind, Truncation, added_tokens},
+    sentence_piece::SentencePieceModel, tokenizer_class::UnigramRules,
+    tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson,
 };
 
-/// The keys of a `tokenizer.json` that the classes with Unigram read.
+/// The model of a `tokenizer.json`. Its other keys are ignored: the rules are those of the class.
 #[derive(Deserialize)]
-struct UnigramJson {
-    model: Vocabulary,
-    normalizer: Option<Value>,
-    post_processor: Option<PostProcessorWrapper>,
-    truncation: Option<Truncation>,
-    #[serde(default)]
-    added_tokens: Vec<TokenWithId>,
-}
-
-#[derive(Deserialize)]
-struct Vocabulary {
+pub(crate) struct Model {
     /// Each piece with the logarithm of its probability.
     vocab: Vec<(String, f64)>,
 }
@@ -62,32 +50,24 @@ struct Contents {
 /// Builds the tokenizer from the vocabulary and the compiled character map of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error if the vocabulary is not Unigram, if neither the vocabulary nor the added tokens
-/// contain the tokens at the ends of a text (which an ALBERT file with a post-processor does not
-/// need), or if the character map cannot be parsed; the error of
-/// [`TokenizerConfig::add_tokens_with_ids`].
+/// An error if neither the vocabulary nor the added tokens contain the tokens at the ends of a text
+/// (which an ALBERT file with a post-processor does not need), or if the character map or the
+/// post-processor cannot be parsed; the error of [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_json(
-    json: &[u8],
+    json: TokenizerJson<Model>,
     config: &TokenizerConfig,
     rules: UnigramRules,
 ) -> tokenizers::Result<Tokenizer> {
-    let json: UnigramJson = match serde_json::from_slice(json) {
-        Ok(json) => json,
-        Err(error) => {
-            let TokenizerKind { model } = serde_json::from_slice(json)?;
-            let is_other = model.kind.is_some_and(|kind| kind != "Unigram");
-            return Err(if is_other { config.wrong_model("Unigram").into() } else { error.into() });
-        }
-    };
+    let truncation = json.truncation();
     let contents = Contents {
+        added_tokens: json.added_tokens(config),
         character_map: json.normalizer.and_then(character_map).transpose()?,
         vocab: json.model.vocab,
         unknown: config.unknown_id(),
-        post_processor: json.post_processor,
-        added_tokens: added_tokens(&json.added_tokens, config),
+        post_processor: json.post_processor.map(serde_json::from_value).transpose()?,
     };
     let mut tokenizer = tokenizer(contents, config, rules)?;
-    tokenizer.with_truncation(json.truncation.map(Into::into))?;
+    tokenizer.with_truncation(truncation)?;
     Ok(tokenizer)
 }
 

@@ -2,10 +2,11 @@
 //! `tokenizer.json`. Devlin et al. 2019; the rules are those of `BertTokenizer` in Hugging Face
 //! transformers 5.23.
 
+use serde::Deserialize;
 use tokenizers::{
-    AddedToken, ModelWrapper, Tokenizer,
+    AddedToken, Tokenizer,
     decoders::wordpiece::WordPiece as WordPieceDecoder,
-    models::wordpiece::WordPiece,
+    models::{bpe::Vocab, wordpiece::WordPiece},
     pre_tokenizers::bert::BertPreTokenizer,
     processors::{PostProcessorWrapper, bert::BertProcessing, roberta::RobertaProcessing},
 };
@@ -18,28 +19,27 @@ use crate::text::{
 /// Maximum number of characters of a word. Longer words become the unknown token.
 const MAX_INPUT_CHARS_PER_WORD: usize = 100;
 
-/// Builds a tokenizer with BERT's rules from the vocabulary of a `tokenizer.json`. `None` for a
-/// Unigram vocabulary if no class is named.
+/// The model of a `tokenizer.json`. Its other keys are ignored: the rules are those of the class.
+#[derive(Deserialize)]
+pub(crate) struct Model {
+    vocab: Vocab,
+}
+
+/// Builds a tokenizer with BERT's rules from the vocabulary of a `tokenizer.json`.
 ///
 /// # Errors
-/// An error that names the class if the vocabulary is not WordPiece, or that names the token if
-/// neither the vocabulary nor the added tokens contain the unknown, separator or classification
-/// token; the error of [`TokenizerConfig::add_tokens_with_ids`].
+/// An error that names the token if neither the vocabulary nor the added tokens contain the
+/// unknown, separator or classification token; the error of
+/// [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_json(
-    json: TokenizerJson,
+    json: TokenizerJson<Model>,
     config: &TokenizerConfig,
     layout: SpecialTokenLayout,
-) -> tokenizers::Result<Option<Tokenizer>> {
-    let added = json.added_tokens(config);
-    match json.model {
-        ModelWrapper::WordPiece(model) => {
-            let mut tokenizer = wordpiece_tokenizer(model, added, config, layout)?;
-            tokenizer.with_truncation(json.truncation.map(Into::into))?;
-            Ok(Some(tokenizer))
-        }
-        ModelWrapper::Unigram(_) if config.class().is_none() => Ok(None),
-        _ => Err(config.wrong_model("WordPiece").into()),
-    }
+) -> tokenizers::Result<Tokenizer> {
+    let (added, truncation) = (json.added_tokens(config), json.truncation());
+    let mut tokenizer = tokenizer(json.model.vocab, added, config, layout)?;
+    tokenizer.with_truncation(truncation)?;
+    Ok(tokenizer)
 }
 
 /// Builds the tokenizer from a `vocab.txt`, which has one token per line.
@@ -55,19 +55,21 @@ pub(crate) fn from_vocab_txt(
 ) -> tokenizers::Result<Tokenizer> {
     let text = std::str::from_utf8(vocabulary)?;
     let pieces = text.lines().zip(0u32..).map(|(line, id)| (line.trim_end().to_string(), id));
-    let model = WordPiece::builder().vocab(pieces.collect::<std::collections::HashMap<_, _, _>>());
-    wordpiece_tokenizer(model.build()?, vec![], config, layout)
+    tokenizer(pieces.collect(), vec![], config, layout)
 }
 
-fn wordpiece_tokenizer(
-    mut model: WordPiece,
+fn tokenizer(
+    vocab: Vocab,
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
     layout: SpecialTokenLayout,
 ) -> tokenizers::Result<Tokenizer> {
-    model.unk_token = config.named("unk_token").to_string();
-    model.continuing_subword_prefix = "##".to_string();
-    model.max_input_chars_per_word = MAX_INPUT_CHARS_PER_WORD;
+    let model = WordPiece::builder()
+        .vocab(vocab)
+        .unk_token(config.named("unk_token").to_string())
+        .continuing_subword_prefix("##".to_string())
+        .max_input_chars_per_word(MAX_INPUT_CHARS_PER_WORD)
+        .build()?;
     let mut tokenizer = Tokenizer::new(model);
     tokenizer.with_normalizer(Some(config.bert_normalizer()))?;
     tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
