@@ -10,8 +10,7 @@ use std::{
 
 use candle_core::{DType, Device, Shape, Tensor, safetensors::Load};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
-use half::{bf16, f16, slice::HalfFloatSliceExt};
-use rayon::prelude::*;
+use mha::ops::{f32_from_bf16, f32_from_f16};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
@@ -208,10 +207,10 @@ impl SimpleBackend for Backend {
         };
         match (info.dtype, dtype, device) {
             (Dtype::F16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widen_to_f32::<f16>(data), shape, device)
+                Tensor::from_vec(f32_from_f16(data.as_chunks().0), shape, device)
             }
             (Dtype::BF16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(widen_to_f32::<bf16>(data), shape, device)
+                Tensor::from_vec(f32_from_bf16(data.as_chunks().0), shape, device)
             }
             _ => TensorView::new(info.dtype, shape.dims().to_vec(), data)
                 .map_err(candle_core::Error::wrap)?
@@ -236,24 +235,6 @@ impl SimpleBackend for Backend {
     fn contains_tensor(&self, name: &str) -> bool {
         self.find(&self.naming.find(name).tensor).is_some()
     }
-}
-
-/// Converts little-endian 16-bit floats to f32, in parallel because the conversion takes most of
-/// the loading time.
-fn widen_to_f32<T: Copy + Default>(bytes: &[u8]) -> Vec<f32>
-where
-    [T]: HalfFloatSliceExt,
-{
-    const CHUNK: usize = 4096;
-    let mut wide = mha::ops::zeros::<f32>(bytes.len() / 2);
-    let parts = wide.par_chunks_mut(CHUNK).zip(bytes.par_chunks(2 * CHUNK));
-    parts.for_each(|(wide, bytes)| {
-        let mut values = [T::default(); CHUNK]; // the file's bytes may be unaligned
-        let bits = values.reinterpret_cast_mut().iter_mut();
-        bits.zip(bytes.as_chunks().0).for_each(|(to, &from)| *to = u16::from_le_bytes(from));
-        values[..wide.len()].convert_to_f32_slice(wide);
-    });
-    wide
 }
 
 /// The config keys or other sizes that determine a shape, with their values and without duplicates,

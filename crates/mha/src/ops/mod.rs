@@ -18,6 +18,7 @@
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //!
+//! [`f32_from_f16`] and [`f32_from_bf16`] convert the values of a checkpoint on the CPU.
 //! [`Activation`] is the activation of a linear map. [`PackedWeights`] holds packed weights of
 //! [`Linear`]s and [`Table`]s, which can be written to a file and loaded from the file.
 //! [`CudaGraphCache`] replays the kernels of small batches on a GPU.
@@ -36,6 +37,7 @@ mod linear;
 mod packed_weights;
 mod pool;
 mod rotary;
+mod widen;
 
 pub use activation::Activation;
 pub use add::add;
@@ -49,3 +51,4 @@ pub use mha_kernels::{Isa, SharedBytes, release_freed_memory, zeros};
 pub use packed_weights::{PackedArray, PackedWeights, skips_data};
 pub use pool::{l2_normalize, mean_pool};
 pub(crate) use rotary::{rotate_in_place, table_fits};
+pub use widen::{f32_from_bf16, f32_from_f16};
