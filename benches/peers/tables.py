@@ -147,9 +147,9 @@ def about(results: Found) -> str:
         "warm-up call. In brackets: the median over the rounds of the time relative to ours, in "
         "the same precision if that was measured. In tables that compare outputs, the last column is, "
         "for f32, the maximum difference of an element; for bf16 and int8, the mean and the lowest "
-        "cosine. MB beside a time: after a call of a short case, the peak memory during the first "
-        "call of the case minus the memory before that call. Peak RSS: the peak memory of the "
-        "whole process. "
+        "cosine. MB beside a time: the peak memory during a call of the case minus the memory "
+        "before that call, in a new process that has made one call of a short case. Peak RSS: the "
+        "peak memory of the whole process. "
         "The cold start has no warm-up call."
     )
     count = results["layers"]

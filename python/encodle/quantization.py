@@ -86,8 +86,8 @@ def _ranges(values: np.ndarray, precision: str, calibration: Any) -> np.ndarray:
     else:
         if values.ndim == 1 or len(values) == 1:
             raise ValueError(
-                f"{precision} of a single vector has no range: expected several vectors; call "
-                "quantize_embeddings with ranges or calibration_embeddings"
+                f"the ranges for {precision} cannot be computed from a single vector: expected "
+                "several vectors; call quantize_embeddings with ranges or calibration_embeddings"
             )
         if len(values) < 100:
             logger.warning(

@@ -59,7 +59,7 @@ fn encoder_settings(t: &mut Table) {
         ("position_embedding_type alibi", "position_embedding_type", json!("alibi")),
         ("position_embedding_type rope", "position_embedding_type", json!("rope")),
         ("alibi_starting_size (MosaicML BERT)", "alibi_starting_size", json!(512)),
-        ("feed_forward_type geglu (Jina BERT)", "feed_forward_type", json!("geglu")),
+        ("feed_forward_type geglu (Jina v2)", "feed_forward_type", json!("geglu")),
         ("auto_map (custom code)", "auto_map", json!({"AutoModel": "jina--x.JinaBertModel"})),
         ("model_type xlnet", "model_type", json!("xlnet")),
         ("is_decoder true in an encoder", "is_decoder", json!(true)),

@@ -96,7 +96,7 @@ template <typename T> __device__ inline uint32_t pack_pair(float x, float y) {
 }
 
 // N elements, loaded and stored with as few instructions as possible. The address must be a
-// multiple of the size, or of 16 bytes if the size is larger.
+// multiple of the size of the N elements in bytes, or of 16 if this size is larger than 16.
 template <int N, typename T> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Elements {
     T all[N];
 };

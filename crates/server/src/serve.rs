@@ -112,9 +112,9 @@ pub async fn serve(
         connection.start(service.clone(), guard);
     };
     let accept = async |until: Option<Instant>| {
-        // The loop checks the deadline itself: if `accept` returns an error at once, for example
-        // because no file descriptor is free, `timeout_at` returns this error even after the
-        // deadline.
+        // The loop checks the deadline itself: if `listener.accept` returns an error at once, for
+        // example because no file descriptor is free, `timeout_at` returns this error even after
+        // the deadline.
         while until.is_none_or(|until| Instant::now() < until) {
             let permit = connections.clone().acquire_owned();
             let next = async { (permit.await, listener.accept().await) };

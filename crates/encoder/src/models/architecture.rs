@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// All architectures except Jina BERT, which has BERT's `model_type`; see [`Architecture::find`].
+/// All architectures except Jina v2, which has BERT's `model_type`; see [`Architecture::find`].
 static ARCHITECTURES: [&Architecture; 10] = [
     &BERT,
     &ROBERTA,
