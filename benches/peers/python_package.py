@@ -378,7 +378,10 @@ def arguments() -> argparse.Namespace:
         help="print the fastest round instead of the median, for a machine that runs other programs",
     )
     parser.add_argument(
-        "--target", type=Path, help="Cargo's target folder with release/bert and release/peers; built if none"
+        "--target",
+        type=Path,
+        help="Cargo's target folder with release/bert and release/peers; without this option, "
+        "both programs are built",
     )
     parser.add_argument(
         "--cache", type=Path, help="folder for environments and models; Cargo's target/peers if none"

@@ -34,9 +34,9 @@ use crate::commands::{
     rerank, search, similarity, tag,
 };
 
-/// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` is reached
-/// within three minutes. With glibc's allocator the peak grew during the whole measurement of 10
-/// minutes (docs/performance.md).
+/// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` grows by at
+/// most 3 MB after the first five minutes. With glibc's allocator, the peak grew during the whole
+/// measurement of 10 minutes (docs/performance.md).
 #[cfg(all(feature = "serve", target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -398,7 +398,7 @@ def _is_data_file(info: FileInfo) -> bool:
 
 @contextmanager
 def _data_context(**values: Any) -> Iterator[None]:
-    """Set values of Ray Data's context; raise an `EncodleError` of a worker as `EncodleError`."""
+    """Set values of Ray Data's context; unwrap a worker's `EncodleError` from a `RayTaskError`."""
     context = ray.data.DataContext.get_current()
     values["raise_original_map_exception"] = True
     previous = {name: getattr(context, name) for name in values}
@@ -482,8 +482,9 @@ def _description(embedder: BatchEmbedder) -> bytes:
 
 
 def _is_same(got: bytes, expected: bytes) -> bool:
-    """Whether two descriptions have the same settings and, if both have a test vector, values that
-    differ by at most 1 % of the largest one: the rounding depends on the instruction set."""
+    """Whether two descriptions have the same settings and, if both have a test vector, similar test
+    vectors. The values of similar vectors differ by at most 1 % of the largest value, because the
+    rounding depends on the instruction set."""
     try:
         one, other = json.loads(got), json.loads(expected)
         vectors = [settings.pop("test_vector", None) for settings in (one, other)]
