@@ -1,6 +1,6 @@
 """The client libraries of other services receive from `bert serve` the numbers that the commands
-print, bit for bit as f32. Similarities are compared with cosines of these vectors, with a tolerance
-of 1e-6."""
+print, bit for bit as f32. Similarities are compared with the cosines of the vectors that
+`bert embed` prints, with a tolerance of 1e-6."""
 
 import asyncio
 import json

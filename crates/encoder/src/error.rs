@@ -299,7 +299,7 @@ pub enum Error {
     /// A sequence is longer than the model allows.
     #[error("a sequence has {got} tokens: expected at most {max}; truncate it")]
     TooLong {
-        /// The sequence's length, including padding before its tokens; in generation, also the
+        /// The sequence's length, including padding before its tokens, or, in generation, the
         /// requested `max_length`.
         got: usize,
         /// The maximum length.
@@ -568,7 +568,7 @@ pub enum Error {
         "the model computed NaN or infinite values: expected finite values; if the dtype is f16, try \
          bf16 or f32"
     )]
-    NoScore,
+    NonFiniteOutput,
 
     /// The caller set the flag that stops the computation.
     #[error("computation stopped by the caller")]

@@ -112,7 +112,7 @@ API int cuMemFreeAsync(char *p, void *) {
     const size_t n = allocation->second;
     const auto owner = owners.find(p);
     if ((owner == owners.end() ? nullptr : owner->second) != capture)
-        fail("a free", "by another graph than the one that allocated the memory");
+        fail("a free", "and its allocation must be in one graph, or both outside graphs");
     if (capture) return owner->second = &freed, enqueue([=] { check_and_poison(p, n); });
     check_and_poison(p, n);
     used -= n;

@@ -118,7 +118,7 @@ impl BertDecoder {
     /// # Errors
     /// [`Error::Prompts`] if a prompt is empty or not as long as the first prompt;
     /// [`Error::Value`] for an invalid setting; [`Error::TooLong`] if `max_length` exceeds
-    /// `max_position_embeddings`; [`Error::NoScore`] if no token can be chosen; the errors of
+    /// `max_position_embeddings`; [`Error::NonFiniteOutput`] if no token can be chosen; the errors of
     /// [`Self::step`].
     pub fn generate(
         &self,
@@ -236,7 +236,7 @@ impl Sampler {
         let Some((temperature, top_k, top_p, rng)) = &mut self.sampling else {
             // The first of equal maxima, as in torch.argmax.
             let best = order.into_iter().min_by(|&a, &b| descending(logits[a], logits[b]));
-            return best.map(|token| token as u32).ok_or(Error::NoScore);
+            return best.map(|token| token as u32).ok_or(Error::NonFiniteOutput);
         };
         order.sort_by(|&a, &b| descending(logits[a], logits[b]));
         order.truncate(top_k.unwrap_or(usize::MAX));
@@ -256,12 +256,12 @@ impl Sampler {
 /// Checks that the largest logit is finite and that no logit is NaN.
 ///
 /// # Errors
-/// [`Error::NoScore`] if a logit is NaN or ∞, or all are −∞.
+/// [`Error::NonFiniteOutput`] if a logit is NaN or ∞, or all are −∞.
 fn check_logits(logits: &[f32]) -> Result<()> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     match largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()) {
         true => Ok(()),
-        false => Err(Error::NoScore),
+        false => Err(Error::NonFiniteOutput),
     }
 }
 
@@ -342,7 +342,11 @@ impl BeamSearch<'_> {
                 }
             };
             if at_max_length || finished {
-                return ended.into_iter().next().map(|best| best.tokens).ok_or(Error::NoScore);
+                return ended
+                    .into_iter()
+                    .next()
+                    .map(|best| best.tokens)
+                    .ok_or(Error::NonFiniteOutput);
             }
             // A small vocabulary may give fewer than k candidates. The score −∞ excludes the copies
             // that fill the list.
@@ -423,7 +427,7 @@ mod tests {
         let mut greedy = Sampler::new(&Strategy::Greedy);
         assert_eq!(greedy.next(&[f32::NEG_INFINITY, 1.0]).unwrap(), 1);
         for bad in [[0.0, f32::NAN], [0.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {
-            assert!(matches!(greedy.next(&bad), Err(Error::NoScore)), "{bad:?}");
+            assert!(matches!(greedy.next(&bad), Err(Error::NonFiniteOutput)), "{bad:?}");
         }
     }
 

@@ -154,7 +154,7 @@ impl AttentionReader {
     /// [`Error::NoTokens`] for a text without tokens; [`Error::NoRoom`] if the maximum length
     /// leaves no room for a pair; [`Error::SecondText`] if a decoder gets a second text;
     /// [`Error::NoStart`] if the config of an encoder-decoder has no `decoder_start_token_id`;
-    /// [`Error::NoScore`] if a weight is NaN.
+    /// [`Error::NonFiniteOutput`] if a weight is NaN.
     pub fn read(&self, text: &str, second: Option<&str>) -> Result<Vec<TextAttention>> {
         let mut tokens = match (second, &self.model) {
             (Some(second), Model::Encoder(_)) => self.tokenizer.encode_pairs(&[(text, second)])?,
@@ -170,7 +170,7 @@ impl AttentionReader {
         let attention = |kind, queries: Text, keys: Text, layers: &[Tensor]| {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
             if weights.sum_all()?.to_scalar::<f32>()?.is_nan() {
-                return Err(Error::NoScore);
+                return Err(Error::NonFiniteOutput);
             }
             let token_texts =
                 |ids: &[u32]| ids.iter().map(|&id| self.tokenizer.token(id)).collect();

@@ -109,7 +109,7 @@ impl MaskFiller {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::forward_packed`]; [`mha::Error::Shape`] if the numbers of ids
-    /// and types differ; [`Error::NoScore`] for scores that are NaN or infinite.
+    /// and types differ; [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
     pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
         let ids = (0u32..).zip(&tokens.input_ids);
         let masks: Vec<u32> = ids.filter(|(_, id)| **id == self.mask_id).map(|(i, _)| i).collect();
@@ -141,7 +141,7 @@ impl MaskFiller {
     fn most_likely(&self, logits: &Tensor, top: usize) -> Result<Vec<Candidate>> {
         let scores = softmax(&logits.to_dtype(DType::F32)?, D::Minus1)?.to_vec1::<f32>()?;
         if scores.iter().any(|score| !score.is_finite()) {
-            return Err(Error::NoScore);
+            return Err(Error::NonFiniteOutput);
         }
         let mut ids: Vec<u32> = (0..scores.len() as u32).collect();
         ids.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize])); // ties by id

@@ -114,7 +114,7 @@ impl QuestionAnswerer {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;
     /// [`Error::NoRoom`] if the special tokens leave no room for the text; [`Error::LongQuestion`]
-    /// for a question that leaves no room for the text; [`Error::NoScore`] for scores that are NaN
+    /// for a question that leaves no room for the text; [`Error::NonFiniteOutput`] for scores that are NaN
     /// or infinite.
     pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
         let spans = self.tokenizer.encode_spans(Some(question), text, MAX_LENGTH)?;
@@ -157,7 +157,7 @@ fn probabilities(logits: &[f32], window: &Window) -> Result<(f32, Vec<f32>)> {
     let max = text_logits().fold(logits[0], f32::max);
     let sum = text_logits().fold((logits[0] - max).exp(), |sum, x| sum + (x - max).exp());
     if !sum.is_finite() {
-        return Err(Error::NoScore);
+        return Err(Error::NonFiniteOutput);
     }
     let text = text_logits().map(|x| (x - max).exp() / sum).collect();
     Ok(((logits[0] - max).exp() / sum, text))

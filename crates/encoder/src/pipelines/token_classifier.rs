@@ -134,7 +134,7 @@ impl TokenClassifier {
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text;
-    /// [`Error::NoScore`] for scores that are NaN or infinite.
+    /// [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
     pub fn classify(&self, text: &str, aggregation: Aggregation) -> Result<Vec<Entity>> {
         let spans = self.tokenizer.encode_spans(None, text, usize::MAX)?;
         let scores = self.scores(&spans)?;
@@ -160,7 +160,7 @@ impl TokenClassifier {
         let scores: Vec<Vec<f32>> = rows.map(|row| all[row].clone()).collect();
         match scores.iter().flatten().all(|score| score.is_finite()) {
             true => Ok(scores),
-            false => Err(Error::NoScore),
+            false => Err(Error::NonFiniteOutput),
         }
     }
 }

@@ -280,7 +280,7 @@ fn compute(target: &Target, items: Vec<Item>) {
 fn finite(values: Vec<f32>) -> Result<Vec<f32>, Failure> {
     match values.iter().all(|value| value.is_finite()) {
         true => Ok(values),
-        false => Err(encoder::Error::NoScore.into()),
+        false => Err(encoder::Error::NonFiniteOutput.into()),
     }
 }
 
@@ -308,7 +308,7 @@ mod tests {
     impl Compute for Picky {
         fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
             let values = |sequence: &&Sequence| match sequence.tokens.input_ids[0] {
-                1 => Err(encoder::Error::NoScore),
+                1 => Err(encoder::Error::NonFiniteOutput),
                 2 => panic!("token 2"),
                 id => Ok(vec![id as f32]),
             };
