@@ -83,6 +83,14 @@ fn tokenizer(
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
+    // The crate `tokenizers` panics if the result of a merge is longer than every token.
+    let longest = vocab.keys().map(String::len).max().unwrap_or(0);
+    let merges = merges.map(|merge| match merge {
+        Ok((left, right)) if left.len() + right.len() > longest => {
+            Err(format!("Token `{left}{right}` out of vocabulary"))
+        }
+        merge => merge,
+    });
     let merges = merges.collect::<Result<_, _>>().map_err(|error| format!("{source}: {error}"))?;
     // Without an unknown token: a byte that the vocabulary lacks is left out.
     let model = BPE::builder().vocab_and_merges(vocab, merges).build();
@@ -131,6 +139,7 @@ mod tests {
         let lines = "merges: expected two tokens on each line, got \"a b b\"";
         assert_eq!(error(r#"["a b b"]"#), lines);
         assert_eq!(error(r#"[["b", "a"]]"#), "merges: Token `ba` out of vocabulary");
+        assert_eq!(error(r#"[["ab", "b"]]"#), "merges: Token `abb` out of vocabulary");
         assert!(error(r#"[["a"]]"#).starts_with("expected a merge: a list of two tokens"));
     }
 }

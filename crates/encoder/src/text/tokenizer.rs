@@ -23,7 +23,7 @@ use crate::{
     text::sentence_piece::SentencePieceModel,
     text::tokenizer_class::{Algorithm, UnigramRules},
     text::tokenizer_config::{self, TokenizerConfig},
-    text::tokenizer_json::{ModelKind, TokenizerKind},
+    text::tokenizer_json::model_type,
     text::{byte_bpe, unigram, word_piece},
 };
 
@@ -682,27 +682,25 @@ fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T
 
 /// Builds the tokenizer from a `tokenizer.json`.
 fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
-    let TokenizerKind { model: ModelKind { kind } } = serde_json::from_slice(json)?;
-    let kind = kind.as_deref();
-    let expect = |expected| match kind {
-        Some(kind) if kind != expected => Err(settings.wrong_model(expected)),
-        _ => Ok(()),
-    };
+    let wrong_model = |expected| Err(settings.wrong_model(expected).into());
     match settings.rules().map(|class| class.algorithm) {
-        Some(Algorithm::WordPiece(_)) if kind == Some("Unigram") && settings.class().is_none() => {}
-        Some(Algorithm::WordPiece(layout)) => {
-            expect("WordPiece")?;
-            return word_piece::from_json(serde_json::from_slice(json)?, settings, layout);
-        }
-        Some(Algorithm::ByteBpe) => {
-            expect("BPE")?;
-            return byte_bpe::from_json(serde_json::from_slice(json)?, settings);
-        }
-        Some(Algorithm::Unigram(rules)) => {
-            expect("Unigram")?;
-            return unigram::from_json(serde_json::from_slice(json)?, settings, rules);
-        }
-        None if kind == Some("WordPiece") && !settings.follows_tokenizer_json() => {
+        Some(Algorithm::WordPiece(layout)) => match model_type(json)?.as_str() {
+            "WordPiece" => {
+                return word_piece::from_json(serde_json::from_slice(json)?, settings, layout);
+            }
+            "Unigram" if settings.class().is_none() => {}
+            _ => return wrong_model("WordPiece"),
+        },
+        Some(Algorithm::ByteBpe) => match model_type(json)?.as_str() {
+            "BPE" => return byte_bpe::from_json(serde_json::from_slice(json)?, settings),
+            _ => return wrong_model("BPE"),
+        },
+        Some(Algorithm::Unigram(rules)) => match serde_json::from_slice(json) {
+            Ok(json) => return unigram::from_json(json, settings, rules),
+            Err(_) if model_type(json)? != "Unigram" => return wrong_model("Unigram"),
+            Err(error) => return Err(error.into()),
+        },
+        None if !settings.follows_tokenizer_json() && model_type(json)? == "WordPiece" => {
             let class = settings.describe_class();
             return Err(format!(
                 "tokenizer_class {class} has WordPiece rules that are not implemented: expected \
@@ -714,7 +712,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
     }
     // The whole file is used in three cases: for a class that follows the file, for an unknown
     // class whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
-    let mut tokenizer = Tokenizer::from_bytes(json)?;
+    let mut tokenizer: Tokenizer = std::str::from_utf8(json)?.parse()?;
     settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
     settings.add_special_tokens(&mut tokenizer, false)?;
     Ok(tokenizer)
@@ -761,6 +759,10 @@ mod tests {
             ("BertTokenizer", r#"{"model": {"type": "BPE"}}"#, "WordPiece"),
             ("RobertaTokenizer", r#"{"model": {"type": "WordPiece"}}"#, "BPE"),
             ("AlbertTokenizer", r#"{"model": {"type": "BPE"}}"#, "Unigram"),
+            ("BertTokenizer", r#"{"model": {"vocab": {}, "merges": []}}"#, "WordPiece"),
+            ("BertTokenizer", r#"{"model": {"vocab": {}}}"#, "WordPiece"),
+            ("RobertaTokenizer", r###"{"model": {"continuing_subword_prefix": "##"}}"###, "BPE"),
+            ("AlbertTokenizer", r#"{"model": {"vocab": {}, "merges": []}}"#, "Unigram"),
         ] {
             let settings = TokenizerConfig::from_files(&files, &SentenceConfig::default(), class)?;
             assert_eq!(
@@ -771,6 +773,16 @@ mod tests {
                 )
             );
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_unigram_model_without_a_type_is_read_if_no_class_is_named() -> tokenizers::Result<()> {
+        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        let settings =
+            TokenizerConfig::from_files(&files, &SentenceConfig::default(), "BertTokenizer")?;
+        let json = br#"{"model": {"vocab": [["a", 0.0]], "unk_id": 0}}"#;
+        assert!(matches!(from_json(json, &settings)?.get_model(), ModelWrapper::Unigram(_)));
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The parts of a `tokenizer.json`.
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::value::RawValue;
 use tokenizers::{
     AddedToken,
     utils::truncation::{TruncationDirection, TruncationParams},
@@ -10,12 +10,12 @@ use tokenizers::{
 use crate::text::tokenizer_config::TokenizerConfig;
 
 /// The keys of a `tokenizer.json` that a class with its own rules reads. `M` has the keys of the
-/// class's model.
+/// class's model; `N` and `P` are the types of the normalizer and the post-processor.
 #[derive(Deserialize)]
-pub(crate) struct TokenizerJson<M> {
+pub(crate) struct TokenizerJson<M, N = IgnoredAny, P = IgnoredAny> {
     pub(crate) model: M,
-    pub(crate) normalizer: Option<Value>,
-    pub(crate) post_processor: Option<Value>,
+    pub(crate) normalizer: Option<N>,
+    pub(crate) post_processor: Option<P>,
     #[serde(default)]
     added_tokens: Vec<TokenWithId>,
     truncation: Option<Truncation>,
@@ -28,17 +28,37 @@ struct Truncation {
     direction: TruncationDirection,
 }
 
-/// The key `model.type` of a `tokenizer.json`, read without parsing the vocabulary.
-#[derive(Deserialize)]
-pub(crate) struct TokenizerKind {
-    pub(crate) model: ModelKind,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct ModelKind {
-    /// `None` in files of old versions of the `tokenizers` library.
-    #[serde(rename = "type")]
-    pub(crate) kind: Option<String>,
+/// The type of the model in a `tokenizer.json`, such as `WordPiece`. Old versions of the `tokenizers`
+/// library write no type; the other keys of the model then determine the type.
+///
+/// # Errors
+/// An error if the file cannot be parsed, or has no model. The vocabulary is not parsed.
+pub(crate) fn model_type(json: &[u8]) -> serde_json::Result<String> {
+    #[derive(Deserialize)]
+    struct File<'a> {
+        #[serde(borrow)]
+        model: Model<'a>,
+    }
+    #[derive(Deserialize)]
+    #[serde(expecting = "the tokenizer's model, an object")]
+    struct Model<'a> {
+        r#type: Option<String>,
+        #[serde(borrow)]
+        vocab: Option<&'a RawValue>,
+        merges: Option<IgnoredAny>,
+        continuing_subword_prefix: Option<IgnoredAny>,
+    }
+    let File { model } = serde_json::from_slice(json)?;
+    Ok(model.r#type.unwrap_or_else(|| {
+        let is_list = model.vocab.is_some_and(|vocab| vocab.get().starts_with('['));
+        let name = match (model.merges, model.continuing_subword_prefix) {
+            _ if is_list => "Unigram",
+            (Some(_), _) => "BPE",
+            (None, Some(_)) => "WordPiece",
+            (None, None) => "WordLevel",
+        };
+        name.to_string()
+    }))
 }
 
 /// An added token and its id.
@@ -49,7 +69,7 @@ struct TokenWithId {
     token: AddedToken,
 }
 
-impl<M> TokenizerJson<M> {
+impl<M, N, P> TokenizerJson<M, N, P> {
     /// The added tokens with their ids; none if `tokenizer_config.json` has the key
     /// `added_tokens_decoder`.
     pub(crate) fn added_tokens(&self, config: &TokenizerConfig) -> Vec<(u32, AddedToken)> {

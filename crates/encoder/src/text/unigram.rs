@@ -51,10 +51,10 @@ struct Contents {
 ///
 /// # Errors
 /// An error if neither the vocabulary nor the added tokens contain the tokens at the ends of a text
-/// (which an ALBERT file with a post-processor does not need), or if the character map or the
-/// post-processor cannot be parsed; the error of [`TokenizerConfig::add_tokens_with_ids`].
+/// (which an ALBERT file with a post-processor does not need), or if the character map cannot be
+/// parsed; the error of [`TokenizerConfig::add_tokens_with_ids`].
 pub(crate) fn from_json(
-    json: TokenizerJson<Model>,
+    json: TokenizerJson<Model, Value, PostProcessorWrapper>,
     config: &TokenizerConfig,
     rules: UnigramRules,
 ) -> tokenizers::Result<Tokenizer> {
@@ -64,7 +64,7 @@ pub(crate) fn from_json(
         character_map: json.normalizer.and_then(character_map).transpose()?,
         vocab: json.model.vocab,
         unknown: config.unknown_id(),
-        post_processor: json.post_processor.map(serde_json::from_value).transpose()?,
+        post_processor: json.post_processor,
     };
     let mut tokenizer = tokenizer(contents, config, rules)?;
     tokenizer.with_truncation(truncation)?;
