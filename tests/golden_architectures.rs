@@ -603,7 +603,7 @@ fn the_language_model_head_of_a_published_nomic_bert_may_lack_its_biases() -> Re
 /// The older and the current keys of the same encoder.
 #[test]
 fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
-    // The checkpoints of a pair differ in the number of layers only.
+    // The encoders have three layers, and the encoders of the masked language models have one.
     let encoder = |model: &str, more: &[_]| -> Result<_> {
         let mut config = config_with(model, more)?.encoder;
         config.num_hidden_layers = 1;

@@ -105,7 +105,7 @@ pub fn document(title: &str, attention: &TextAttention, chosen: &[Matrix]) -> Re
     ))
 }
 
-/// The colour scale.
+/// The legend: the colours of the weights from 0 to 1, with labels.
 fn legend(x: f64, y: f64) -> String {
     let mut elements = String::new();
     for i in 0..=50 {

@@ -186,7 +186,7 @@ fn response_of_size(
     response
 }
 
-/// Adds the texts of a response to the metrics, and `computed` to the response, for the log.
+/// Adds the number of texts to the metrics, and `computed` to the response, for the log.
 fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
     models.metrics().texts.inc_by(computed.texts as u64);
     response.extensions_mut().insert(computed);
