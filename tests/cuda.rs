@@ -148,7 +148,7 @@ fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
     })
 }
 
-/// The architectures but BERT, from the tiny checkpoints that the golden tests compare with
+/// All architectures except BERT, from the tiny checkpoints that the golden tests compare with
 /// transformers: a padded batch, its attention weights, packed sequences and two task heads. The
 /// attention heads of these checkpoints are too narrow for the attention kernel.
 #[test]

@@ -1,4 +1,5 @@
-//! The worker for the Rust systems, ours and candle-transformers; run.py starts it.
+//! The worker for the Rust systems, ours and candle-transformers. The scripts beside this file
+//! start it.
 //!
 //! `peers SYSTEM DTYPE` reads requests and writes answers as lines of JSON, like worker.py.
 #![forbid(unsafe_code)]

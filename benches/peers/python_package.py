@@ -4,10 +4,10 @@
     python benches/peers/python_package.py [--systems SYSTEM...] [--encodle WHEEL] [--json FILE]
 
 Installs each package in a virtual environment of its own, exports the model for ONNX Runtime and
-OpenVINO, compares all vectors with those of sentence-transformers if it is among the systems, times
-one system after another in rounds, and prints a Markdown table. Every system computes
-all-MiniLM-L6-v2, in f32 unless its name says otherwise. Exit status: 1 if a system failed or
-disagreed (the others are still measured).
+OpenVINO, compares the vectors of the smallest of --counts with those of sentence-transformers if
+it is among the systems, times one system after another in rounds, and prints a Markdown table.
+Every system computes all-MiniLM-L6-v2, in f32 unless its name says otherwise. Exit status: 1 if a
+system failed or disagreed (the others are still measured).
 """
 
 import argparse

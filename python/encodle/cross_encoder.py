@@ -132,9 +132,9 @@ class CrossEncoder:
         text = _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
         with _arguments.Progress(len(pairs), show_progress_bar, "pairs") as progress:
             first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-            use_config = activation_fn is None
+            use_model_activation = activation_fn is None
             scores: Any = self._native.score_pairs(
-                first, second, text, use_config, progress.callback
+                first, second, text, use_model_activation, progress.callback
             )
         if activation_fn is not None:
             activated = _activated(activation_fn, scores)

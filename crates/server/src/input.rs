@@ -101,9 +101,10 @@ impl<'de> Deserialize<'de> for FieldType {
     }
 }
 
-/// Holds the permit of [`Limits::max_requests`](crate::Limits) of a request. The middleware puts an
-/// empty `Held` into the extensions of the request, and [`receive`] sets the permit. The middleware
-/// keeps the `Held` until the handler returns, or until a large response is sent.
+/// Holds the permit of a request; there are [`Limits::max_requests`](crate::Limits) permits. The
+/// middleware puts an empty `Held` into the extensions of the request, and [`receive`] sets the
+/// permit. The middleware keeps the `Held` until the handler returns, or until a large response is
+/// sent.
 #[derive(Clone, Debug, Default)]
 pub struct Held(Arc<OnceLock<OwnedSemaphorePermit>>);
 
@@ -124,7 +125,7 @@ async fn receive(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved
     // The permit is taken after the whole body has arrived, so that slow clients hold none.
     let permit = models.enter()?;
     if models.limits().log_texts {
-        // A `str` is escaped in the log, a value with `%` is not.
+        // The text log escapes a field that is a `str`, but not one in `Display` form (`%body`).
         tracing::info!(body = String::from_utf8_lossy(&body).as_ref(), "body");
     }
     held.unwrap_or_default().set(permit);

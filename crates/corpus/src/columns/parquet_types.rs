@@ -112,8 +112,8 @@ pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usi
     })
 }
 
-/// The array with the types that Parquet lacks converted, or with its own type if `convert` is
-/// false. A value that the type in Parquet does not represent exactly is null in both.
+/// The array in its type in Parquet ([`parquet_type`]) or, if `convert` is false, in its own type.
+/// In both cases, a value that the type in Parquet does not represent exactly is null.
 fn times(array: &ArrayRef, convert: bool) -> Result<ArrayRef, ArrowError> {
     Ok(match array.data_type() {
         DataType::Timestamp(TimeUnit::Second, _) => {

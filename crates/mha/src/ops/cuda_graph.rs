@@ -90,9 +90,9 @@ mod graphs {
     /// Maximum number of entries per thread.
     const MAX_ENTRIES: usize = 128;
 
-    /// Once the thread has [`MAX_ENTRIES`], a new entry evicts the least recently used entry
-    /// without a graph if at least this many entries have no graph, otherwise the least recently
-    /// used of all.
+    /// Once the thread has [`MAX_ENTRIES`], a new entry evicts one of them: if at least this many
+    /// entries have no graph, the least recently used of those; otherwise the least recently used
+    /// of all.
     const MAX_WITHOUT_GRAPH: usize = MAX_ENTRIES / 4;
 
     thread_local! {
