@@ -38,3 +38,22 @@ fn widen(values: &[[u8; 2]], convert: impl Fn(&[u16], &mut [f32]) + Sync) -> Vec
     });
     wide
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_pattern_is_converted_as_by_half() {
+        // Three more values than whole chunks.
+        let values = (0..=u16::MAX).chain([0x3c00, 0x3f80, 1]).map(u16::to_le_bytes);
+        let values: Vec<[u8; 2]> = values.collect();
+        let (from_f16, from_bf16) = (f32_from_f16(&values), f32_from_bf16(&values));
+        assert_eq!((from_f16.len(), from_bf16.len()), (values.len(), values.len()));
+        let is_same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        for ((&value, got_f16), got_bf16) in values.iter().zip(from_f16).zip(from_bf16) {
+            assert!(is_same(got_f16, f16::from_le_bytes(value).to_f32()), "f16 {value:x?}");
+            assert!(is_same(got_bf16, bf16::from_le_bytes(value).to_f32()), "bf16 {value:x?}");
+        }
+    }
+}
