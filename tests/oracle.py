@@ -82,7 +82,7 @@ REFUSALS = {
     "config.json: position_embedding_type": r"config\.json.*position_embedding_type",
     "config.json: pruned_heads": r"config\.json.*pruned_heads",
     "Dense: an activation that is not of torch.nn": r"Dense/config\.json.*activation_function",
-    "Dense: an activation that is not computed": r"Dense/config\.json.*activation_function",
+    "Dense: an activation that is not implemented": r"Dense/config\.json.*activation_function",
     "Dense: another input": r"Dense/config\.json.*input",
     "sentence_bert_config.json: add_special_tokens": r"sentence_bert_config\.json.*processing_kwargs",
     "sentence_bert_config.json: query_length": r"sentence_bert_config\.json.*query_length",
@@ -546,7 +546,7 @@ def any_dense(case: Case, folder: Path, width: int) -> int:
     if case.maybe(0.06):
         refused = {
             "an activation that is not of torch.nn": {"activation_function": "mine.Tanh"},
-            "an activation that is not computed": {"activation_function": "torch.nn.ELU"},
+            "an activation that is not implemented": {"activation_function": "torch.nn.ELU"},
             "another input": {"module_input_name": "token_embeddings", "module_output_name": "x"},
         }
         setting = case.pick(refused)

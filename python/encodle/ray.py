@@ -128,8 +128,9 @@ def embed_parquet(
     An output file is written under a temporary name in `outputs` and renamed when it is complete.
     Input files whose output file exists are skipped, so the same call resumes an interrupted run.
     If a worker or a node dies, its unfinished files are embedded again. The metadata of an output
-    file stores the settings of its run: the arguments of `BatchEmbedder`, the version of the
-    package, and values of a test vector, which the driver computes if it can open the model.
+    file stores the settings of its run: the arguments of `BatchEmbedder` except `on_error` and
+    `threads`, the version of the package, and values of a test vector, which the driver computes if
+    it can open the model.
 
     With `id_column`, Ray Data distributes rows instead of files, writes files of about 128 MiB
     (`DataContext.target_max_block_size`) with names of its own, and keeps the ids of written rows

@@ -39,8 +39,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     records: Option<String>,
 
-    /// Name of the field with the text, in the file of --records or in the corpus. A table shows this
-    /// field of each hit, or the whole record if the field is not a string [default: text]
+    /// Name of the field with the text, in the file of --records or in the corpus. A table shows
+    /// this field of each hit, or the whole record if the field is not a string [default: text]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 

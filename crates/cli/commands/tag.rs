@@ -37,7 +37,8 @@ enum Join {
     Simple,
     /// Label each word by its first token; join words as in simple
     First,
-    /// Give each word the label with the highest mean score over its tokens; join words as in simple
+    /// Give each word the label with the highest mean score over its tokens; join words as in
+    /// simple
     Average,
     /// Label each word by its token with the highest score; join words as in simple
     Max,

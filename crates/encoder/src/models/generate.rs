@@ -116,10 +116,10 @@ impl BertDecoder {
     /// # Shapes
     /// `prompts`: B prompts of equal length, at least one token each; `memory`: B sequences
     /// # Errors
-    /// [`Error::Prompts`] if a prompt is empty or not as long as the first prompt;
-    /// [`Error::Value`] for an invalid setting; [`Error::TooLong`] if `max_length` exceeds
-    /// `max_position_embeddings`; [`Error::NonFiniteOutput`] if no token can be chosen; the errors of
-    /// [`Self::step`].
+    /// [`Error::Prompts`] if a prompt is empty or not as long as the first prompt; [`Error::Value`]
+    /// for an invalid setting; [`Error::TooLong`] if `max_length` exceeds
+    /// `max_position_embeddings`; [`Error::NonFiniteOutput`] if no token can be chosen; the errors
+    /// of [`Self::step`].
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],

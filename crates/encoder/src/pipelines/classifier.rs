@@ -330,7 +330,8 @@ impl TextClassifier {
     /// [`Error::EmptySequence`] for a sequence without tokens; [`Error::Id`] for an id outside the
     /// vocabulary; [`Error::TooLong`] for a sequence longer than
     /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); [`mha::Error::Shape`] if
-    /// the numbers of ids and types differ; [`Error::NonFiniteOutput`] for logits that are NaN or infinite.
+    /// the numbers of ids and types differ; [`Error::NonFiniteOutput`] for logits that are NaN or
+    /// infinite.
     pub fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
         let mut logits = Vec::with_capacity(sequences.len());
         let lengths: Vec<usize> = sequences.iter().map(|tokens| tokens.input_ids.len()).collect();

@@ -114,8 +114,8 @@ impl QuestionAnswerer {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;
     /// [`Error::NoRoom`] if the special tokens leave no room for the text; [`Error::LongQuestion`]
-    /// for a question that leaves no room for the text; [`Error::NonFiniteOutput`] for scores that are NaN
-    /// or infinite.
+    /// for a question that leaves no room for the text; [`Error::NonFiniteOutput`] for scores that
+    /// are NaN or infinite.
     pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
         let spans = self.tokenizer.encode_spans(Some(question), text, MAX_LENGTH)?;
         let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;

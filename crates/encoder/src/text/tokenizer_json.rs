@@ -28,8 +28,8 @@ struct Truncation {
     direction: TruncationDirection,
 }
 
-/// The type of the model in a `tokenizer.json`, such as `WordPiece`. Old versions of the `tokenizers`
-/// library write no type; the other keys of the model then determine the type.
+/// The type of the model in a `tokenizer.json`, such as `WordPiece`. Old versions of the
+/// `tokenizers` library write no type; the other keys of the model then determine the type.
 ///
 /// # Errors
 /// An error if the file cannot be parsed, or has no model. The vocabulary is not parsed.
