@@ -626,7 +626,7 @@ fn debug_output_hides_the_token() {
     assert!(!format!("{hub:?} {:?}", hub.model("org/name")).contains("secret"));
 }
 
-/// Two concurrent downloads of a file, one of them within an asynchronous runtime.
+/// Two concurrent reads of a file that is not cached, one of them within an asynchronous runtime.
 #[test]
 fn two_concurrent_readers_download_a_file_once() -> Result {
     let fixture = Fixture::new(hub, store);
