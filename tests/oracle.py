@@ -931,8 +931,8 @@ def check_column(name: str, expected: pa.ChunkedArray, got: pa.ChunkedArray, kin
 
 
 def documented(kind: pa.DataType, output: str) -> pa.DataType:
-    """The documented output type: categories become values; Parquet has no times in seconds and no dates
-    in milliseconds."""
+    """The documented output type: a dictionary type becomes the type of its values; Parquet has no
+    times in seconds and no dates in milliseconds."""
     types = pa.types
     if types.is_dictionary(kind):
         return documented(kind.value_type, output)
