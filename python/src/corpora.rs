@@ -58,8 +58,8 @@ pub fn embed_file(
     }
     let long_texts = model::long_texts(long_texts)?;
     let model = embedder.embedder.clone();
-    // If this function returns early, as for KeyboardInterrupt, the guard sets the run's flag. The
-    // run does not read the flag in `Watch`.
+    // If this function returns early, as for KeyboardInterrupt, the guard sets `stop`, which ends
+    // the run. `EmbedRun` does not read `Watch::stop`.
     let _guard = SetOnDrop(stop);
     embedder.pool.separate()?.run(py, progress, move |watch| {
         let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));

@@ -169,8 +169,9 @@ impl Parts {
     }
 }
 
-/// The array without dictionaries; views contain the values of these rows only. A slice of an array
-/// of views (of strings, bytes or lists) keeps the values of the whole array.
+/// Decodes dictionaries, and copies views (of strings, bytes or lists) so that they contain the
+/// values of this array's rows only: a slice of an array of views keeps the values of the whole
+/// array.
 ///
 /// # Errors
 /// The errors of [`map_child_arrays`]; [`ArrowError`] for a type of dictionary values that

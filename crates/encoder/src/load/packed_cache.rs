@@ -262,8 +262,8 @@ impl PackedCache {
         compute_type: ComputeType,
     ) -> Result<OpenCache> {
         let isa = Isa::get().map_err(mha::Error::from)?;
-        // The path is hashed too: a checkpoint crafted to collide with another one's weights gets
-        // another file.
+        // The path is hashed too, so that a checkpoint whose weights were crafted to have the hash
+        // of another checkpoint's weights gets another file.
         let path = fs::canonicalize(weights.path());
         let path = path.map_or_else(|_| weights.path().into(), PathBuf::into_os_string);
         let path = hash(path.as_encoded_bytes());
