@@ -91,8 +91,8 @@ const SHAPES: [Shape; 4] = [
 /// Tolerances: a sum in f32 reaches 60, where one rounding error is up to 2e-6, and several such
 /// errors add up. `unpack` returns the weights as they are multiplied, so the error of bf16 and
 /// int8 is that of x: in bf16 up to 2⁻⁹, as |x| < 1; in int8 up to half a step of 4/255, as a
-/// rotated row spans about 4. For a sum of k products, 2⁻⁹·√k is four standard deviations in bf16,
-/// and 2⁻⁶·√k six in int8. The sums themselves have a standard deviation of √k/3.
+/// rotated row spans about 4. For a sum of k products, 2⁻⁹·√k is four standard deviations of the
+/// error in bf16, and 2⁻⁶·√k is six in int8. The sums themselves have a standard deviation of √k/3.
 fn product(bencher: Bencher, compute_type: ComputeType, Shape { m, n, k, activation }: Shape) {
     let (x, w) = (random(m * k, 1), random(n * k, 2));
     let w = PackedLinear::pack(isa(), compute_type, &w, n, k, None);

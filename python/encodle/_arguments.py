@@ -93,7 +93,7 @@ def embedding_model(model: str | os.PathLike[str] | None, revision: str | None =
 
 @contextmanager
 def explained(model: str | os.PathLike[str] | None, path: str | None) -> Iterator[None]:
-    """Adds to an EncodleError that `model_path` put an organisation before the name of the model."""
+    """Adds a note to an EncodleError if `model_path` put an organisation before the model name."""
     try:
         yield
     except EncodleError as error:

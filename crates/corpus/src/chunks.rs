@@ -29,7 +29,8 @@ struct Chunk {
     position: InputPosition,
 }
 
-/// The invalid records that were skipped, and the chunk or the error that ended the reading.
+/// The invalid records that were skipped, and the chunk, or the error if the chunk cannot be read
+/// or tokenized.
 type ReadChunk = (Vec<InvalidRecord>, Result<Chunk>);
 
 /// Reads and tokenizes chunks.

@@ -197,14 +197,15 @@ async fn rerank(
     let returned = (return_documents == Some(true)).then(|| documents.clone());
     let texts = documents.len();
     let options = Options { truncate: Some(true), ..Options::new("documents") };
-    let ranked = ranking::rank(&models, &found, query, documents, options, false).await?;
+    let scored =
+        ranking::score_documents(&models, &found, query, documents, options, false).await?;
     let result = |index: usize| RankedDocument {
         index,
-        relevance_score: ranked.scores[index],
+        relevance_score: scored.scores[index],
         document: returned.as_ref().map(|all| TextObject { text: all[index].clone() }),
     };
-    let best = descending(&ranked.scores).into_iter().take(top_n.unwrap_or(usize::MAX));
-    let tokens = ranked.tokens;
+    let best = descending(&scored.scores).into_iter().take(top_n.unwrap_or(usize::MAX));
+    let tokens = scored.tokens;
     let body = RerankResponse {
         id: Uuid::new_v4().to_string(),
         model: found.name.clone(),

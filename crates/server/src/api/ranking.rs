@@ -17,8 +17,8 @@ use crate::{
     models::{Found, by_chunks},
 };
 
-/// The scores of documents in their order, and the number of tokens.
-pub struct Ranked {
+/// The score of each document, in the order of the request, and the number of tokens.
+pub struct DocumentScores {
     pub scores: Vec<f32>,
     pub tokens: usize,
 }
@@ -43,14 +43,14 @@ pub fn find_ranker(models: &Models, name: Option<&str>) -> Result<Found<TextClas
 }
 
 /// The relevance of each document to the query: scores, or logits if `raw` is true.
-pub async fn rank(
+pub async fn score_documents(
     models: &Models,
     found: &Found<TextClassifier>,
     query: String,
     documents: Vec<String>,
     options: Options,
     raw: bool,
-) -> Result<Ranked, Failure> {
+) -> Result<DocumentScores, Failure> {
     check_count(models, documents.len(), options.field)?;
     let options = Options { name_of: |i| format!("query with text {i}"), ..options };
     let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
@@ -64,7 +64,7 @@ pub async fn rank(
     };
     let (logits, tokens) = logits(models, found, bytes, options, tokenize).await?;
     let scores = if raw { logits } else { found.pipeline.pair_scores(logits)? };
-    Ok(Ranked { scores: scores.concat(), tokens })
+    Ok(DocumentScores { scores: scores.concat(), tokens })
 }
 
 /// The logits of the sequences that `tokenize` returns, and the number of tokens. `bytes` is the

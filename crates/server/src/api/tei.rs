@@ -352,13 +352,14 @@ pub async fn rerank(
     let returned = return_text.then(|| texts.clone());
     let count = texts.len();
     let options = Options { truncate, truncation_direction, ..Options::new("texts") };
-    let ranked = ranking::rank(&models, &found, query, texts, options, raw_scores).await?;
+    let scored =
+        ranking::score_documents(&models, &found, query, texts, options, raw_scores).await?;
     let rank = |index: usize| {
         let text = returned.as_ref().map(|all| all[index].clone());
-        Rank { index, score: ranked.scores[index], text }
+        Rank { index, score: scored.scores[index], text }
     };
-    let body: Vec<Rank> = descending(&ranked.scores).into_iter().map(rank).collect();
-    let computed = Computed { model: found.name, texts: count, tokens: ranked.tokens };
+    let body: Vec<Rank> = descending(&scored.scores).into_iter().map(rank).collect();
+    let computed = Computed { model: found.name, texts: count, tokens: scored.tokens };
     Ok(response(&models, &body, computed))
 }
 
