@@ -106,8 +106,8 @@ fn linear_typed<T: Element, Y: Element>(
     if !fit || !supports_linear(from, x.1, weight.1) {
         bail!(
             "linear map: expected contiguous x (.., in) and weight (out, in), aligned to \
-             {ALIGNMENT} bytes, with in a multiple of 8, and a bias (out); got x {:?}, weight \
-             {:?}, bias {:?}",
+             {ALIGNMENT} bytes, where in is a multiple of 8, and a bias (out,); got x {:?}, \
+             weight {:?}, bias {:?}",
             x.1,
             weight.1,
             bias.map(|bias| bias.1.dims())

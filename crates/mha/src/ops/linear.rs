@@ -125,7 +125,7 @@ impl Linear {
             return Err(Error::Shape { argument: "bias", expected, got });
         }
         if compute_type == ComputeType::Int8 && input > MAX_INT8_INPUT {
-            let expected = format!("(out, in) with in of at most {MAX_INT8_INPUT} for int8");
+            let expected = format!("(out, in), where in is at most {MAX_INT8_INPUT} for int8");
             return Err(Error::Shape { argument: "weight", expected, got: vec![out, input] });
         }
         let tensors: Vec<&Tensor> = [Some(&weight), bias.as_ref()].into_iter().flatten().collect();
