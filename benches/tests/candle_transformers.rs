@@ -2,7 +2,7 @@
 
 #[path = "../../tests/random_tensors.rs"]
 mod random_tensors;
-#[allow(dead_code)] // the paths of golden files
+#[allow(dead_code)] // this test uses `assert_close` only
 #[path = "../../tests/support.rs"]
 mod support;
 

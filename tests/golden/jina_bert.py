@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-# Names of the published checkpoints for the modules of this file.
+# From names in transformers' BERT with gated networks to names in published checkpoints.
 NAMES = {
     ".intermediate.gated_layers.": ".mlp.gated_layers.",
     ".output.dense.": ".mlp.wo.",
