@@ -194,7 +194,7 @@ fn product(x: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// The position equals the distance if the absolute distance is at most `num_buckets / 2`. Larger
 /// distances share positions, which grow logarithmically: for an even `num_buckets`, a distance of
 /// `max_distance − 1` has the position `num_buckets − 1`. Distances from `max_distance` on can have
-/// positions above `num_buckets − 1`; the caller must limit them.
+/// positions above `num_buckets − 1`; the caller must clamp the positions.
 ///
 /// # Examples
 /// ```
