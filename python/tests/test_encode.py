@@ -170,7 +170,7 @@ def test_precision_quantizes_the_vectors(model, sentences):
     assert model.encode(sentences, precision="ubinary").shape == (10, 48)
     bits = np.unpackbits(model.encode(sentences[0], precision="ubinary"))
     assert (bits == (vectors[0] > 0)).all()
-    with pytest.raises(ValueError, match="cannot be computed from a single vector"):
+    with pytest.raises(ValueError, match="the ranges for int8 cannot be computed from a single vector"):
         model.encode("a", precision="int8")
 
 

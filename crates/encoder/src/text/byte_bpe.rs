@@ -65,7 +65,7 @@ pub(crate) fn from_vocab_and_merges(
     tokenizer("merges.txt", vocab, merges, vec![], config)
 }
 
-/// The two tokens of a line of merges, which is `None` if the line is empty or names a version.
+/// The two tokens of a line of merges. `None` if the line is empty or names a version.
 fn pair(line: &str) -> Option<Result<(String, String), String>> {
     if line.is_empty() || line.starts_with("#version") {
         return None;
