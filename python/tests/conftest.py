@@ -18,6 +18,10 @@ MINILM = ROOT / "weights/all-MiniLM-L6-v2"
 
 # The tests write no files to the user's cache of packed weights.
 os.environ["BERT_PACKED_CACHE"] = "off"
+# Haystack, Ray and Daft send no usage statistics: the tests need no network.
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["DAFT_ANALYTICS_ENABLED"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -74,7 +74,8 @@ def test_changed_values_are_warnings(tmp_path, caplog):
     numbers, blank = summary.warnings
     assert 'field "n" has integers that a column of numbers' in numbers
     assert blank.endswith("in.jsonl: 1 blank line was skipped")
-    assert [record.getMessage() for record in caplog.records] == summary.warnings
+    logged = [record.getMessage() for record in caplog.records if record.name == "encodle"]
+    assert logged == summary.warnings
 
     table = tmp_path / "in.parquet"
     pq.write_table(pa.table({"text": ["a"], "x": [float("nan")]}), table)
