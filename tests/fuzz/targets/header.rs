@@ -13,12 +13,12 @@ fn load(weights: Vec<u8>) {
     let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
 }
 
-libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Some((data_len, header)) = bytes.split_first_chunk() {
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend(header);
         file.resize(file.len() + usize::from(u16::from_le_bytes(*data_len)), 0);
         load(file);
     }
-    load(bytes);
+    load(bytes.to_vec());
 });

@@ -19,12 +19,12 @@ static SHARDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     })
 });
 
-libfuzzer_sys::fuzz_target!(|json: Vec<u8>| {
+libfuzzer_sys::fuzz_target!(|json: &[u8]| {
     let [a, b] = SHARDS.clone();
     let config = include_bytes!("../../golden/bert_gelu/config.json").to_vec();
     let files = [
         ("config.json", config),
-        ("model.safetensors.index.json", json),
+        ("model.safetensors.index.json", json.to_vec()),
         ("a.safetensors", a),
         ("b.safetensors", b),
     ];

@@ -17,7 +17,7 @@ fn load(weights: Vec<u8>) {
     let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
 }
 
-libfuzzer_sys::fuzz_target!(|bytes: Vec<u8>| {
-    load([HEADER, &bytes].concat());
-    load(bytes);
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    load([HEADER, bytes].concat());
+    load(bytes.to_vec());
 });
