@@ -235,13 +235,16 @@ pub(crate) struct ScratchBuf(AlignedBuf);
 
 impl ScratchBuf {
     pub(crate) fn new(len: usize) -> Self {
+        let free = Self::take_free(len);
+        Self(free.unwrap_or_else(|| AlignedBuf::zeros(len.next_multiple_of(4096))))
+    }
+
+    /// The smallest buffer of the pool that has at least `len` values.
+    fn take_free(len: usize) -> Option<AlignedBuf> {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = free.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
-        let smallest = fitting.min_by_key(|(_, buffer)| buffer.len()).map(|(i, _)| i);
-        Self(match smallest {
-            Some(i) => free.swap_remove(i),
-            None => AlignedBuf::zeros(len.next_multiple_of(4096)),
-        })
+        let (smallest, _) = fitting.min_by_key(|(_, buffer)| buffer.len())?;
+        Some(free.swap_remove(smallest))
     }
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut f32 {
