@@ -49,7 +49,7 @@ def embed_file(
     prompt: str | None = None,
     long_texts: LongTexts = "truncate",
     resume: bool = False,
-    on_error: Literal["stop", "skip"] = "stop",
+    on_error: Literal["raise", "skip"] = "raise",
     show_progress_bar: bool = False,
     precision: ModelPrecision = "f32",
     threads: int | None = None,
@@ -66,7 +66,7 @@ def embed_file(
     field: the name of the field with the text, "text" by default
     resume: continue an interrupted run with the same output and settings; the output has the same
         bytes as that of an uninterrupted run. If there is no such run, a new one starts
-    on_error: "stop" raises EncodleError for the first invalid record; "skip" leaves invalid records
+    on_error: "raise" raises EncodleError for the first invalid record; "skip" leaves invalid records
         out, warns of each in the logger "encodle", and lists their messages in the summary
 
     The `warnings` of the summary are also written to the logger "encodle".
@@ -77,8 +77,8 @@ def embed_file(
     for an unknown value of an argument, for a SentenceTransformer with another `truncate_dim` than
     the model's files, and for `precision` or `threads` together with a SentenceTransformer.
     """
-    if on_error not in ("stop", "skip"):
-        raise ValueError(f'on_error {on_error!r} is unknown: expected "stop" or "skip"')
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error {on_error!r} is unknown: expected "raise" or "skip"')
     if not isinstance(model, SentenceTransformer):
         model = SentenceTransformer(model, precision=precision, threads=threads)
     elif precision != "f32" or threads is not None:
