@@ -520,9 +520,12 @@ fn attention_is_written_as_pictures_and_numbers() -> anyhow::Result<()> {
     assert!(csv.contains(",\"\"\"\","), "a quote is doubled");
 
     let path = dir.path().join("a.jpg");
-    let line = stderr(bert(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(1));
+    let line = stderr(bert(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(2));
     assert!(
-        line.ends_with("has an unknown extension: expected .html, .svg, .png, .csv or .json"),
+        line.ends_with(
+            "has an unknown extension: expected .html, .svg, .png, .csv or .json; \
+             see bert attention --help"
+        ),
         "{line}"
     );
     let line = stderr(bert(&["attention", "a", "--output", "no/such/folder/a.svg"], b"").code(1));
@@ -659,8 +662,8 @@ fn completions_and_manual_pages_are_printed() {
     assert!(stdout(bert(&["man"], b"").success()).contains(".TH bert 1"));
     assert!(stdout(bert(&["man", "attention"], b"").success()).contains("I love AI"));
     assert_eq!(
-        stderr(bert(&["man", "embd"], b"").code(1)),
-        "bert: command \"embd\" does not exist: see bert --help"
+        stderr(bert(&["man", "embd"], b"").code(2)),
+        "bert: command \"embd\" does not exist; see bert man --help"
     );
 }
 

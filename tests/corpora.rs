@@ -207,10 +207,13 @@ fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     assert_eq!(fs::read(corpora.path("out.xml"))?, fs::read(corpora.path("out.npy"))?);
     let half = ["--input", "@in.txt", "--output", "@out.jsonl", "--output-dtype", "f16"];
     assert!(corpora.error(&half).ends_with("JSONL does not support dtype f16: expected f32"));
-    let printed = corpora.error(&["--format", "parquet", "a"]);
-    assert_eq!(printed, "bert: --format parquet cannot be printed: expected --output FILE");
+    assert_eq!(
+        stderr(corpora.embed(&["--format", "parquet", "a"]).code(2)),
+        "bert: --format parquet cannot be printed: expected --output FILE; see bert embed --help"
+    );
     let table = ["--input", "@in.txt", "--output", "@out.npy", "--format", "table"];
-    assert!(corpora.error(&table).starts_with("bert: --format table cannot be written to a file"));
+    let line = stderr(corpora.embed(&table).code(2));
+    assert!(line.starts_with("bert: --format table cannot be written to a file"), "{line}");
     Ok(())
 }
 

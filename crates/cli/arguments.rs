@@ -1,6 +1,8 @@
-//! Parsers of argument values.
+//! Parsers of argument values, and errors of arguments.
 
-use std::str::FromStr;
+use std::{fmt::Display, str::FromStr};
+
+use clap::error::ErrorKind;
 
 /// A count of at least 1.
 pub fn positive<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
@@ -12,4 +14,10 @@ pub fn positive<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, Str
 pub fn cosine(text: &str) -> Result<f32, String> {
     let cosine = text.parse().ok().filter(|cosine| (-1.0..=1.0).contains(cosine));
     cosine.ok_or_else(|| "expected a number from -1 to 1".to_string())
+}
+
+/// The error of arguments that do not fit together. `main` exits with 2, as for the errors that
+/// clap finds.
+pub fn usage_error(message: impl Display) -> anyhow::Error {
+    clap::Error::raw(ErrorKind::ArgumentConflict, message).into()
 }

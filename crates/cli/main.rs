@@ -29,9 +29,13 @@ use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
 #[cfg(all(feature = "serve", unix))]
 use crate::commands::serve;
-use crate::commands::{
-    answer, attention as attention_command, cache, classify, compare, embed, fill_mask, inspect,
-    rerank, search, similarity, tag,
+use crate::{
+    arguments::usage_error,
+    commands::{
+        answer, attention as attention_command, cache, classify, compare, embed, fill_mask,
+        inspect, rerank, search, similarity, tag,
+    },
+    fit::harmless,
 };
 
 /// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` grows by at
@@ -126,10 +130,13 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bert: {}", messages::error_line(&error));
-            ExitCode::FAILURE
-        }
+        Err(error) => match error.downcast() {
+            Ok(error) => usage(error),
+            Err(error) => {
+                eprintln!("bert: {}", messages::error_line(&error));
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 
@@ -157,7 +164,7 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
         None => cli,
         Some(name) => match cli.find_subcommand(name) {
             Some(found) => found.clone(),
-            None => anyhow::bail!("command {name:?} does not exist: see bert --help"),
+            None => return Err(usage_error(format!("command {name:?} does not exist"))),
         },
     };
     let mut text = vec![];
@@ -182,7 +189,8 @@ fn usage(error: clap::Error) -> ExitCode {
     let command =
         std::env::args_os().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
     let command = command.map_or(String::new(), |name| format!(" {}", name.display()));
-    eprintln!("bert: {}; see bert{command} --help", line.trim_start_matches("error: "));
+    let line = harmless(line.trim_start_matches("error: "));
+    eprintln!("bert: {line}; see bert{command} --help");
     ExitCode::from(2)
 }
 

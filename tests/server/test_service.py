@@ -137,8 +137,8 @@ def test_json_log(serve):
     (["--no-such-option"], 2, "--no-such-option"),
     (["--max-requests", "x"], 2, "max-requests"),
     (["--model", "no/such/folder/here"], 1, "no/such/folder/here"),
-    (["--dtype", "nope=int8"], (1, 2), "nope"),
-    (["--model", f"a={MODELS['tagger']}", "--model", f"a={MODELS['answer']}"], (1, 2),
+    (["--dtype", "nope=int8"], 2, "nope"),
+    (["--model", f"a={MODELS['tagger']}", "--model", f"a={MODELS['answer']}"], 2,
      'two models have the name "a"'),
     (["--api-key-file", "/no/such/file"], 1, "/no/such/file"),
     (["--cors", "not an origin"], 1, "is not a web origin"),
@@ -146,8 +146,7 @@ def test_json_log(serve):
 def test_invalid_options_are_refused(arguments, code, message):
     command = [BERT, "serve", "--port", "0", *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
-    codes = (code,) if isinstance(code, int) else code
-    assert run.returncode in codes, f"exit code {run.returncode}: {run.stderr}"
+    assert run.returncode == code, f"exit code {run.returncode}: {run.stderr}"
     assert message in run.stderr
     assert "panicked" not in run.stderr
 

@@ -5,12 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use clap::{Parser, ValueEnum};
 use encoder::{AttentionKind, AttentionReader, TextAttention};
 use picture::{HeadChoice, Matrix, all_heads, choose, document, html_page};
 
 use crate::{
+    arguments::usage_error,
     atomic_write::atomic_write,
     attention::{
         export::{write_csv, write_json},
@@ -107,10 +108,12 @@ impl FileFormat {
             "png" => Self::Png,
             "csv" => Self::Csv,
             "json" => Self::Json,
-            _ => bail!(
-                "{} has an unknown extension: expected .html, .svg, .png, .csv or .json",
-                path.display()
-            ),
+            _ => {
+                return Err(usage_error(format!(
+                    "{} has an unknown extension: expected .html, .svg, .png, .csv or .json",
+                    path.display()
+                )));
+            }
         })
     }
 }

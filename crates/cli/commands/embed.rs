@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use corpus::{
     EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype,
@@ -17,6 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
+    arguments::usage_error,
     commands::compare::{self, check_finite},
     json_line::write_line,
     messages,
@@ -261,9 +262,9 @@ fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
     let mut run = EmbedRun::new(source.clone(), output)?.with_resume(args.resume);
     if let Some(format) = args.format {
         let Some(format) = format.file_format() else {
-            bail!(
-                "--format table cannot be written to a file: expected jsonl, npy, parquet or arrow"
-            );
+            return Err(usage_error(
+                "--format table cannot be written to a file: expected jsonl, npy, parquet or arrow",
+            ));
         };
         run = run.with_format(format);
     }
@@ -349,7 +350,8 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     });
     if !matches!(format, Format::Table | Format::Jsonl) {
         let name = format!("{format:?}").to_lowercase();
-        bail!("--format {name} cannot be printed: expected --output FILE");
+        let message = format!("--format {name} cannot be printed: expected --output FILE");
+        return Err(usage_error(message));
     }
     let embedder = args.embedder()?;
     args.announce_stdin();

@@ -22,7 +22,7 @@ use tokio::{
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
-    arguments::positive,
+    arguments::{positive, usage_error},
     compute::{Dtype, Machine, precision},
     is_colored, messages, model, model_files,
 };
@@ -263,16 +263,18 @@ impl Args {
         };
         let known: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
         if let Some((_, name)) = (1..).zip(&known).find(|(i, name)| known[*i..].contains(name)) {
-            bail!(
+            return Err(usage_error(format!(
                 "two models have the name {name:?}: expected --model NAME=MODEL with different \
                  names"
-            );
+            )));
         }
         let dtypes = self.dtype.iter().map(|named| ("--dtype", &named.name));
         let poolings = self.pooling.iter().map(|named| ("--pooling", &named.name));
         for (option, name) in dtypes.chain(poolings) {
             if let Some(name) = name.as_deref().filter(|name| !known.contains(name)) {
-                bail!("{option} names the unknown model {name:?}: expected one of {known:?}");
+                let message =
+                    format!("{option} names the unknown model {name:?}: expected one of {known:?}");
+                return Err(usage_error(message));
             }
         }
         let source = |(name, model): &(String, Option<String>)| {
