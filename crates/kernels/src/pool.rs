@@ -32,7 +32,7 @@ pub fn mean_pool(isa: Isa, x: &[f32], width: usize, offsets: &[usize]) -> Vec<f3
         "offsets: expected strictly increasing values"
     );
     assert!(
-        offsets.last().is_none_or(|end| end * width <= x.len()),
+        offsets.last().is_none_or(|end| end.checked_mul(width).is_some_and(|n| n <= x.len())),
         "offsets: the last offset exceeds the number of rows of x"
     );
     let len = offsets.len().saturating_sub(1) * width;

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use crate::{Error, Result};
 
 /// The maximum radius: f32 represents every integer up to this one.
-const MAX_RADIUS: usize = 1 << 24;
+pub(crate) const MAX_RADIUS: usize = 1 << 24;
 
 /// The slopes of `heads` heads.
 ///

@@ -4,7 +4,7 @@
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
-use crate::{Error, Result};
+use crate::{Error, Result, alibi::MAX_RADIUS};
 
 /// The bucket of a signed distance: the index of the key minus that of the query.
 ///
@@ -84,7 +84,7 @@ impl RelativeBias {
     /// `weight`: `(num_buckets, heads)`
     /// # Errors
     /// [`Error::Buckets`] if `num_buckets` is below 4 or `max_distance` is not above
-    /// `num_buckets / 4`; [`Error::Candle`] if `vb` lacks the weight or has it in another shape.
+    /// `num_buckets / 4`; [`Error::TooLarge`] for a radius above 2²⁴; [`Error::Candle`] if `vb` lacks the weight or has it in another shape.
     pub fn new(
         num_buckets: usize,
         max_distance: usize,
@@ -93,6 +93,9 @@ impl RelativeBias {
         vb: VarBuilder,
     ) -> Result<Self> {
         check_buckets(num_buckets, max_distance)?;
+        if radius > MAX_RADIUS {
+            return Err(Error::TooLarge { field: "radius", got: radius, max: MAX_RADIUS });
+        }
         let weight = vb.get((num_buckets, heads), "weight")?;
         let radius = radius as isize;
         let buckets = (-radius..=radius)

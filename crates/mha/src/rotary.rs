@@ -296,6 +296,17 @@ mod tests {
     }
 
     #[test]
+    fn overlapping_views_are_rotated_as_copies_are() -> Result<()> {
+        let at = Rotary::new(1e4, 4, 100, &Cpu)?.at(&[0, 1, 2, 3, 4, 5])?;
+        let view = Tensor::arange(0f32, 20., &Cpu)?.reshape((1, 2, 10))?;
+        let view = view.unfold(2, 4, 1)?.narrow(2, 0, 6)?; // (1, 2, 6, 4), strides (20, 10, 1, 1)
+        let (q, k) = at.query_and_key(&view, 1)?;
+        let values = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        assert_eq!(values(&Tensor::cat(&[q, k], 1)?)?, values(&at.query(&view.contiguous()?)?)?);
+        Ok(())
+    }
+
+    #[test]
     fn positions_and_shapes_that_do_not_fit_are_errors() -> Result<()> {
         let rotary = Rotary::new(1e4, 4, 9, &Cpu)?;
         let error = rotary.at(&[3, 9]).unwrap_err().to_string();

@@ -301,7 +301,7 @@ fn widened(x: &Tensor) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device::Cpu;
+    use candle_core::{Device::Cpu, Var};
 
     use super::*;
     use crate::testing::max_difference;
@@ -415,6 +415,62 @@ mod tests {
     /// In the additive masks of transformers, every key of a padding query has the smallest number
     /// of the dtype as its bias. As in PyTorch, the output of such a query is the mean of the
     /// values. The same holds for the largest number.
+    #[test]
+    fn finite_scores_of_any_size_give_finite_results() -> Result<()> {
+        let tensor = |values: &[f32]| Tensor::new(values, &Cpu)?.reshape((1, 1, (), 1));
+        let (q, v) = (tensor(&[3e19])?, tensor(&[1., 2.])?);
+        let keys = [([1e19, -1e19], 1.0), ([-1e19, -1e19], 1.5), ([1e19, 1e19], 1.5)];
+        for (keys, expected) in keys {
+            let k = tensor(&keys)?;
+            let out = scaled_dot_product_attention(&q, &k, &v, &AttentionMask::none(), None)?;
+            assert_eq!(out.flatten_all()?.to_vec1::<f32>()?, [expected], "{keys:?}");
+        }
+        Ok(())
+    }
+
+    /// Values that are not finite reach the queries that see them, and no others.
+    #[test]
+    fn infinite_values_reach_the_queries_that_see_them() -> Result<()> {
+        let [b, h, t, _, d] = DIMS;
+        let random = |n: usize| Tensor::randn(0f32, 1f32, (b, h, n, d), &Cpu);
+        let (q, k, v) = (random(t)?, random(t)?, random(t)?);
+        let mask = AttentionMask::causal(0);
+        let clean = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
+        let mut values = v.flatten_all()?.to_vec1::<f32>()?;
+        values[2 * d] = f32::INFINITY; // sequence 0, head 0, key 2
+        values[3 * d + 1] = f32::NAN; // key 3
+        let v = Tensor::from_vec(values, v.shape(), &Cpu)?;
+        let got = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
+        let rows = |x: &Tensor| x.flatten_to(2)?.to_vec2::<f32>();
+        for (row, (got, clean)) in rows(&got)?.iter().zip(rows(&clean)?).enumerate() {
+            for (column, (&got, clean)) in got.iter().zip(clean).enumerate() {
+                match (row, column) {
+                    (2..5, 0) => assert_eq!(got, f32::INFINITY, "query {row}"),
+                    (3..5, 1) => assert!(got.is_nan(), "query {row}"),
+                    _ => assert!((got - clean).abs() < 1e-5, "query {row}: {got} {clean}"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn huge_values_of_hidden_keys_do_not_affect_the_gradients() -> Result<()> {
+        let var = |values: &[f32]| {
+            Var::from_tensor(&Tensor::new(values, &Cpu)?.reshape((1, 1, (), 1))?)
+        };
+        let gradients = |last: f32| -> Result<[Vec<f32>; 2]> {
+            let (q, k, v) = (var(&[1.])?, var(&[1., 2., 3.])?, var(&[1., 2., last])?);
+            let mask = AttentionMask::causal(1); // hides key 2 from the only query
+            let out = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
+            let gradients = (out * 2.0)?.sum_all()?.backward()?;
+            let of = |x: &Var| gradients.get(x).unwrap().flatten_all()?.to_vec1::<f32>();
+            Ok([of(&q)?, of(&k)?])
+        };
+        assert_eq!(gradients(3e38)?, gradients(0.0)?);
+        Ok(())
+    }
+
     #[test]
     fn an_extreme_bias_on_all_keys_gives_equal_weights() -> Result<()> {
         let new = |x: &[f32]| Tensor::new(x, &Cpu)?.reshape((1, 1, 3, 1));

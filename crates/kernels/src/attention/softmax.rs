@@ -79,6 +79,16 @@ fn biased(score: f32, bias: f32) -> f32 {
     if sum.is_finite() { sum.clamp(-MAX, MAX) } else { sum }
 }
 
+/// Multiplies the scores by `scale`, and clamps the products of finite scores to the range of f32.
+/// Returns the maximum.
+#[cold]
+fn scale_and_clamp(scores: &mut [f32], scale: f32) -> f32 {
+    for score in scores.iter_mut().filter(|score| score.is_finite()) {
+        *score = (*score * scale).clamp(f32::MIN, f32::MAX);
+    }
+    scores.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
 /// Writes `row · scale`, of `width` values, to `to`.
 ///
 /// # Safety
@@ -119,13 +129,17 @@ pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
     // SAFETY: all accesses are within the scores, which have room for whole vectors.
     unsafe {
         let scale = scale * LOG2_E;
-        let scale_vector = V::splat(scale);
+        let mut scale_vector = V::splat(scale);
         let whole = n - n % V::LANES;
         let mut max = V::splat(f32::NEG_INFINITY);
         for i in (0..whole).step_by(V::LANES) {
             max = max.max(V::load(scores.add(i)).mul(scale_vector));
         }
-        let max = (whole..n).fold(max.reduce_max(), |max, i| max.max(*scores.add(i) * scale));
+        let mut max = (whole..n).fold(max.reduce_max(), |max, i| max.max(*scores.add(i) * scale));
+        if max.is_infinite() {
+            max = scale_and_clamp(std::slice::from_raw_parts_mut(scores, n), scale);
+            scale_vector = V::splat(1.0);
+        }
         let (old_max, max) = (state.max, max.max(state.max));
         let mut sum = V::splat(0.0);
         for i in (0..n.next_multiple_of(2)).step_by(V::LANES) {

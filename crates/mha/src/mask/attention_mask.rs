@@ -241,7 +241,7 @@ impl AttentionMask {
                 got: bias.dtype(),
             });
         }
-        self.bias.push(bias.clone());
+        self.bias.push(without_f8(bias)?);
         Ok(self)
     }
 
@@ -348,7 +348,7 @@ impl AttentionMask {
             let (expected, got) = ("floats", head_mask.dtype());
             return Err(Error::DType { argument: "head mask", expected, got });
         }
-        let head_mask = head_mask.clone();
+        let head_mask = without_f8(head_mask)?;
         self.head_mask = Some(combined("head mask", self.head_mask, head_mask, Tensor::mul)?);
         Ok(self)
     }
@@ -545,11 +545,21 @@ fn combined(
     Ok(combine(&earlier.to_dtype(dtype)?, &part.to_dtype(dtype)?)?)
 }
 
+/// `x`, in f32 if its dtype is F8E4M3: candle 0.11.1 never returns from a conversion of F8E4M3 to
+/// f64.
+fn without_f8(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F8E4M3 => Ok(x.to_dtype(DType::F32)?),
+        _ => Ok(x.clone()),
+    }
+}
+
 /// Converts a mask of 0 and 1 to u8.
 ///
 /// # Errors
 /// [`Error::MaskValue`] for a value other than 0 and 1.
 fn zeros_and_ones(argument: &'static str, x: &Tensor) -> Result<Tensor> {
+    let x = &without_f8(x)?;
     let values = x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
     match values.into_iter().find(|&value| value != 0.0 && value != 1.0) {
         Some(got) => Err(Error::MaskValue { argument, got }),
@@ -562,12 +572,32 @@ mod tests {
     use candle_core::Device::Cpu;
 
     use super::*;
+    use crate::scaled_dot_product_attention_with_weights as attend;
 
     /// The keep mask of one sequence and one head, a row per query.
     fn rows(mask: &AttentionMask, t: usize, s: usize) -> Result<Vec<Vec<u8>>> {
         let keep =
             mask.to_tensors([1, 1, t, s], DType::F32, &Cpu)?.keep.expect("a mask that hides keys");
         Ok(keep.broadcast_as((1, 1, t, s))?.squeeze(0)?.squeeze(0)?.to_vec2()?)
+    }
+
+    #[test]
+    fn parts_in_f8_give_the_same_result_as_in_f32() -> Result<()> {
+        let q = Tensor::zeros((1, 1, 1, 2), DType::F64, &Cpu)?;
+        let k = Tensor::zeros((1, 1, 3, 2), DType::F64, &Cpu)?;
+        let weights = |dtype| -> Result<Vec<f64>> {
+            let part = |values: &[f32; 3]| Tensor::new(&[*values], &Cpu)?.to_dtype(dtype);
+            let mask = AttentionMask::none()
+                .with_padding(&part(&[1., 0., 1.])?)?
+                .with_keep(&part(&[1., 1., 1.])?)?
+                .with_bias(&part(&[0., 0., 2.])?)?
+                .with_distance_bias(&part(&[0., 0., 1.])?.pad_with_zeros(1, 1, 1)?)?
+                .with_head_mask(&Tensor::new(&[0.5f32], &Cpu)?.to_dtype(dtype)?)?;
+            let (_, weights) = attend(&q, &k, &k, &mask, None)?;
+            Ok(weights.flatten_all()?.to_vec1()?)
+        };
+        assert_eq!(weights(DType::F8E4M3)?, weights(DType::F32)?);
+        Ok(())
     }
 
     #[test]

@@ -254,26 +254,31 @@ impl MaskTensors {
         let Some(keep) = self.keep.as_ref().filter(|_| !self.is_padding_alone) else {
             return product(weights, &v);
         };
-        if all_finite(&v)? {
+        // Zeros for keys that are hidden from every query: the gradient of the weights is
+        // `grad·vᵀ`, which may overflow, and `0 · ∞` is NaN.
+        let v = self.hide_unused_keys(&v)?;
+        let not_finite = not_finite_keys(&v)?;
+        if not_finite.is_empty() {
             return product(weights, &v);
         }
-        // A value that is not finite may be visible to one query and hidden from another: sum the
-        // visible terms of each query.
+        // A value that is not finite may be visible to one query and hidden from another: these
+        // keys are left out of the product, and their terms are added for the queries that see
+        // them.
         let (_, h, t, s) = weights.dims4()?;
         let (b, kv_heads, _, width) = v.dims4()?;
-        let v = v
-            .unsqueeze(2)?
-            .broadcast_as((b, kv_heads, h / kv_heads, s, width))?
-            .reshape((b, h, s, width))?;
+        let is_finite = (0..s).map(|key| u8::from(!not_finite.contains(&key)));
+        let is_finite = Tensor::from_iter(is_finite, v.device())?.reshape((1, 1, s, 1))?;
+        let mut sum = product(weights, &select(Some(&is_finite), v.clone(), 0.0)?)?;
         let keep = keep.broadcast_as((b, h, t, s))?;
-        let mut rows = Vec::with_capacity(t);
-        for row in 0..t {
-            let weights = weights.narrow(2, row, 1)?.transpose(2, 3)?; // (B, H, S, 1)
-            let keep = keep.narrow(2, row, 1)?.transpose(2, 3)?.broadcast_as(v.shape())?;
-            let terms = weights.broadcast_mul(&select(Some(&keep), v.clone(), 0.0)?)?;
-            rows.push(terms.sum_keepdim(2)?); // (B, H, 1, V)
+        for key in not_finite {
+            let value = v.narrow(2, key, 1)?.unsqueeze(2)?; // (B, G, 1, 1, V)
+            let value = value
+                .broadcast_as((b, kv_heads, h / kv_heads, 1, width))?
+                .reshape((b, h, 1, width))?;
+            let terms = weights.narrow(3, key, 1)?.broadcast_mul(&value)?; // (B, H, T, V)
+            sum = (sum + select(Some(&keep.narrow(3, key, 1)?), terms, 0.0)?)?;
         }
-        Ok(Tensor::cat(&rows, 2)?)
+        Ok(sum)
     }
 }
 
@@ -293,10 +298,11 @@ fn select(keep: Option<&Tensor>, x: Tensor, otherwise: f32) -> Result<Tensor> {
     Ok(keep.where_cond(&x, &otherwise.broadcast_as(x.shape())?)?)
 }
 
-/// Whether all values of `x` are finite: the sum of `0·x` is then 0, otherwise NaN.
-fn all_finite(x: &Tensor) -> Result<bool> {
-    let sum = (x.detach() * 0.0)?.sum_all()?.to_dtype(DType::F32)?;
-    Ok(sum.to_scalar::<f32>()? == 0.0)
+/// The keys with a value that is not finite in `v` `(B, G, S, V)`: `0·v` sums to NaN there, and to
+/// 0 elsewhere.
+fn not_finite_keys(v: &Tensor) -> Result<Vec<usize>> {
+    let sums = (v.detach() * 0.0)?.sum((0, 1, 3))?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+    Ok((0..sums.len()).filter(|key| sums[*key] != 0.0).collect())
 }
 
 /// Prepends axes of length 1 to `x` up to rank 4.

@@ -103,9 +103,8 @@ impl Module for Activation {
         match self {
             Self::Gelu => x.gelu_erf(),
             Self::GeluTanh => for_gradients(x)?.gelu()?.to_dtype(x.dtype()),
-            // candle's gradient at 0 is 1; PyTorch's is 0.
-            Self::Relu if x.track_op() => x.le(0f64)?.where_cond(&x.zeros_like()?, x),
-            Self::Relu => x.relu(),
+            // `relu` of candle 0.11.1 turns NaN into 0, and its gradient at 0 is 1; PyTorch's is 0.
+            Self::Relu => x.le(0f64)?.where_cond(&x.zeros_like()?, x),
             Self::Silu => for_gradients(x)?.silu()?.to_dtype(x.dtype()),
             Self::Tanh => x.tanh(),
             Self::QuickGelu => {
@@ -167,7 +166,10 @@ mod tests {
 
     #[test]
     fn the_gradient_of_relu_at_zero_is_zero_and_nan_stays_nan() -> Result<()> {
-        let x = Var::from_tensor(&Tensor::new(&[-1f32, 0., 2., f32::NAN], &Cpu)?)?;
+        let untracked = Tensor::new(&[-1f32, 0., 2., f32::NAN], &Cpu)?;
+        let y = Activation::Relu.forward(&untracked)?.to_vec1::<f32>()?;
+        assert!(y[..3] == [0., 0., 2.] && y[3].is_nan(), "{y:?}");
+        let x = Var::from_tensor(&untracked)?;
         let y = Activation::Relu.forward(&x)?;
         let gradients = y.narrow(0, 0, 3)?.sum_all()?.backward()?;
         let gradient = gradients.get(&x).expect("a gradient");

@@ -156,10 +156,13 @@ impl Table {
         }
     }
 
-    /// The dtype of the table; `None` if the table is not on the CPU or if autograd tracks it.
+    /// The dtype of the table; `None` if the kernel cannot read the table: it is not on the CPU, or
+    /// not contiguous, or autograd tracks it.
     fn kernel_dtype(&self) -> Option<DType> {
         match &self.0 {
-            Kind::Tensor(table) if table.device().is_cpu() && !table.track_op() => {
+            Kind::Tensor(table)
+                if table.device().is_cpu() && table.is_contiguous() && !table.track_op() =>
+            {
                 Some(table.dtype())
             }
             Kind::Tensor(_) => None,
@@ -384,6 +387,19 @@ mod tests {
         let (a, b, c) = (ids(&[2, 3])?, ids(&[3, 2])?, ids(&[6])?);
         let lookups = [(&table, &a), (&table, &b), (&table, &c)];
         assert!(embed(&lookups, Some(&norm(2)?), DType::F32).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn columns_of_a_wider_table_are_accepted() -> Result<()> {
+        let wide = Tensor::arange(0f32, 12., &Cpu)?.reshape((3, 4))?.narrow(1, 1, 2)?;
+        let norm = LayerNorm::new(2, 0.0, true, VarBuilder::zeros(DType::F32, &Cpu))?;
+        let ids = Tensor::new(&[2u32, 0], &Cpu)?;
+        let rows = |table: Tensor| -> Result<Vec<Vec<f32>>> {
+            let table = Table::from(table);
+            Ok(embed(&[(&table, &ids); 3], Some(&norm), DType::F32)?.to_vec2()?)
+        };
+        assert_eq!(rows(wide.clone())?, rows(wide.contiguous()?)?);
         Ok(())
     }
 

@@ -20,8 +20,7 @@ pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<
         && matches!(x.dtype(), DType::F32 | DType::BF16)
         && cpu::prefers_kernel(&[cos, sin]);
     // Values that share memory, as in a broadcast tensor, cannot be rotated in place.
-    let mut axes = x.stride().iter().zip(x.dims());
-    let is_dense = axes.all(|(&stride, &dim)| stride > 0 || dim == 1) && x.stride()[3] == 1;
+    let is_dense = !x.layout().has_internal_overlap() && x.stride()[3] == 1;
     if !is_supported || !is_dense || !table_fits(cos, x)? || cos.dims() != sin.dims() {
         return Ok(false);
     }
