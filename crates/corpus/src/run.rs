@@ -287,6 +287,7 @@ impl EmbedRun {
             dimension: embedder.dimension(),
             model: self.model.as_deref(),
             chunk_size: CHUNK_SIZE,
+            skip_invalid: self.on_invalid == OnInvalid::Skip,
         };
         let (layout, as_text) = Layout::new(&spec, &self.source, records)?;
         for (field, reason) in as_text {

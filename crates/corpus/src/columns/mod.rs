@@ -1,5 +1,6 @@
 //! Columns of tables: inference from JSON objects, conversion to Parquet's types and to JSON.
 
+mod int96;
 mod json_arrays;
 mod json_schema;
 mod json_value;
@@ -7,6 +8,7 @@ mod nested;
 mod parquet_types;
 mod rows_to_json;
 
+pub(crate) use int96::with_int96_units;
 pub(crate) use json_arrays::arrays;
 pub use json_schema::AsText;
 pub(crate) use json_schema::JsonSchema;

@@ -1,6 +1,9 @@
 //! Converts rows of a table to JSON objects.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use arrow_array::{
     Array, ArrayRef, ArrowPrimitiveType, BooleanArray, LargeStringArray, RecordBatch, StringArray,
@@ -9,6 +12,7 @@ use arrow_array::{
     downcast_run_array, make_array,
     types::{Float16Type, Float32Type, Float64Type},
 };
+use arrow_buffer::ArrowNativeType;
 use arrow_cast::display::{ArrayFormatter, FormatOptions};
 use arrow_json::{
     Encoder, EncoderFactory, EncoderOptions, WriterBuilder,
@@ -28,7 +32,8 @@ pub type NonFinite = BTreeMap<String, u64>;
 ///
 /// # Errors
 /// [`ArrowError`] for a date, time or duration that cannot be formatted, such as a date after the
-/// year 262142, and for a map whose keys cannot be converted to strings.
+/// year 262142, for a map whose keys cannot be converted to strings, and for a struct or a map with
+/// two equal keys.
 pub(crate) fn rows_to_json(
     rows: &RecordBatch,
     non_finite: &mut NonFinite,
@@ -75,21 +80,45 @@ fn prepare(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
 }
 
-/// The array with the keys of all maps converted to strings.
+/// The array with the keys of all maps converted to strings. A JSON object with equal keys would
+/// lose values when it is read, so equal keys are an error.
 fn with_text_keys(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
-    let DataType::Map(..) = array.data_type() else {
-        return map_child_arrays(array, with_text_keys);
+    let map = match array.data_type() {
+        DataType::Map(..) => array.as_map(),
+        DataType::Struct(fields) => {
+            check_distinct(fields.iter().map(|field| field.name().as_str()))?;
+            return map_child_arrays(array, with_text_keys);
+        }
+        _ => return map_child_arrays(array, with_text_keys),
     };
     map_child_arrays(array, |entries| {
         let entries = entries.as_struct();
         let (fields, mut columns, nulls) = entries.clone().into_parts();
         columns[0] = key_texts(&columns[0])?;
+        let texts = format_values(&columns[0])?;
+        for row in (0..map.len()).filter(|row| map.is_valid(*row)) {
+            let [first, start, end] = [0, row, row + 1].map(|i| map.offsets()[i].as_usize());
+            check_distinct(texts[start - first..end - first].iter())?;
+        }
         columns[1] = with_text_keys(&columns[1])?;
         let fields = fields.iter().zip(&columns).map(|(field, column)| {
             field.as_ref().clone().with_data_type(column.data_type().clone())
         });
         Ok(Arc::new(StructArray::try_new(fields.collect(), columns, nulls)?))
     })
+}
+
+/// # Errors
+/// [`ArrowError::JsonError`] if two keys of an object are equal.
+fn check_distinct(keys: impl Iterator<Item = impl AsRef<str>>) -> Result<(), ArrowError> {
+    let mut seen = HashSet::new();
+    for key in keys {
+        let key = key.as_ref();
+        if !seen.insert(key.to_string()) {
+            return Err(ArrowError::JsonError(format!("two values have the key {key:?}")));
+        }
+    }
+    Ok(())
 }
 
 /// Keys of a map as strings. Bytes must be UTF-8; those of a fixed size become hexadecimal digits.
@@ -208,7 +237,13 @@ fn format_values(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
         true => Ok(String::new()),
         false => formatter.value(row).try_to_string(),
     };
-    (0..array.len()).map(text).collect()
+    let texts: Vec<String> = (0..array.len()).map(text).collect::<Result<_, _>>()?;
+    // `arrow-cast` 60.1 writes this text for a duration of more than i64::MAX milliseconds.
+    let is_duration = matches!(array.data_type(), DataType::Duration(_));
+    match is_duration && texts.iter().any(|text| text == "<invalid>") {
+        true => Err(ArrowError::CastError("a duration is too long to be formatted".to_string())),
+        false => Ok(texts),
+    }
 }
 
 /// Encodes texts as JSON strings.
@@ -223,9 +258,9 @@ impl Encoder for Texts {
 #[cfg(test)]
 mod tests {
     use arrow_array::{
-        Date32Array, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array, ListArray,
-        ListViewArray, MapArray, RunArray, StructArray, TimestampMillisecondArray,
-        TimestampSecondArray,
+        Date32Array, DictionaryArray, DurationSecondArray, FixedSizeListArray, Float32Array,
+        Int32Array, ListArray, ListViewArray, MapArray, RunArray, StructArray,
+        TimestampMillisecondArray, TimestampSecondArray,
         builder::{BinaryBuilder, Float32Builder, Int32Builder, ListBuilder, MapBuilder},
         types::{Date32Type, Float32Type, Int8Type},
     };
@@ -258,6 +293,41 @@ mod tests {
     fn a_date_that_cannot_be_formatted_is_an_error() {
         let error = to_json("at", Date32Array::from(vec![0, i32::MAX])).unwrap_err().to_string();
         assert!(error.contains("field \"at\": "), "{error}");
+    }
+
+    #[test]
+    fn a_duration_that_cannot_be_formatted_is_an_error() -> Result<(), ArrowError> {
+        let durations = |seconds| DurationSecondArray::from(vec![None, Some(seconds)]);
+        let max = i64::MAX / 1000;
+        let expected = format!(r#"{{"d":"PT{max}S"}}"#);
+        assert_eq!(to_json("d", durations(max))?, [r#"{"d":null}"#, &expected]);
+        let error = to_json("d", durations(max + 1)).unwrap_err().to_string();
+        assert!(error.ends_with("a duration is too long to be formatted"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn equal_keys_of_an_object_are_an_error() -> Result<(), ArrowError> {
+        let mut map = MapBuilder::new(None, Int32Builder::new(), Int32Builder::new());
+        for keys in [&[7, 8][..], &[8], &[7, 7]] {
+            map.keys().append_slice(keys);
+            map.values().append_slice(keys);
+            map.append(true)?;
+        }
+        let map = map.finish();
+        assert_eq!(to_json("m", map.slice(0, 2))?, [r#"{"m":{"7":7,"8":8}}"#, r#"{"m":{"8":8}}"#]);
+        let error = to_json("m", map.slice(1, 2)).unwrap_err().to_string();
+        assert!(
+            error.ends_with("field \"m\": Json error: two values have the key \"7\""),
+            "{error}"
+        );
+
+        let member = Arc::new(Field::new("k", DataType::Int32, false));
+        let value: ArrayRef = Arc::new(Int32Array::from(vec![1]));
+        let twice = StructArray::from(vec![(member.clone(), value.clone()), (member, value)]);
+        let error = to_json("s", twice).unwrap_err().to_string();
+        assert!(error.ends_with("two values have the key \"k\""), "{error}");
+        Ok(())
     }
 
     #[test]

@@ -141,6 +141,9 @@ enum Place {
     AfterQuote(u64),
 }
 
+/// The byte order mark, which may precede the first row.
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// A reader that scans its input for line ends and quotes.
 struct Scanner<R> {
     input: R,
@@ -154,7 +157,18 @@ struct Scanner<R> {
 
 impl<R: Read> Read for Scanner<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.input.read(buffer)?;
+        let n = if self.read == 0 {
+            // `csv` 1.4 looks for a byte order mark in its first buffer only, and takes a buffer
+            // with nothing else for the end of the input. The first read of a pipe may return
+            // fewer bytes.
+            let mut start = vec![];
+            let len = (BOM.len() + 1).min(buffer.len());
+            self.input.by_ref().take(len as u64).read_to_end(&mut start)?;
+            buffer[..start.len()].copy_from_slice(&start);
+            start.len()
+        } else {
+            self.input.read(buffer)?
+        };
         let scan = self.scan.clone();
         let mut found = scan.lock();
         for &byte in &buffer[..n] {
@@ -186,8 +200,8 @@ impl<R> Scanner<R> {
             _ => {}
         }
         self.is_after_cr = byte == b'\r';
-        if at < 3 && b"\xef\xbb\xbf".contains(&byte) {
-            return; // the byte order mark
+        if at < 3 && BOM.contains(&byte) {
+            return;
         }
         let ends_field = byte == self.delimiter || byte == b'\n' || byte == b'\r';
         self.place = match (&self.place, byte) {
@@ -216,6 +230,14 @@ mod tests {
             let numbers: Vec<u64> = records.map(|record| record.unwrap().number).collect();
             assert_eq!(numbers, [4, 5, last], "{end:?}");
         }
+    }
+
+    #[test]
+    fn a_byte_order_mark_may_arrive_in_several_reads() {
+        let rows = io::Cursor::new(b"\xef").chain(io::Cursor::new(b"\xbb\xbftext\na\n"));
+        let records = read(rows, b',', "a.csv".to_string(), "text".to_string()).unwrap();
+        let texts: Vec<String> = records.map(|record| record.unwrap().text).collect();
+        assert_eq!(texts, ["a"]);
     }
 
     #[test]

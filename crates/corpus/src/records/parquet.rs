@@ -9,7 +9,7 @@ use parquet::arrow::arrow_reader::{
 use crate::{
     Error, Result,
     catch_panic::catch_panic,
-    columns::{with_time_zones, without_dictionaries},
+    columns::{with_int96_units, with_time_zones, without_dictionaries},
     records::{
         batches::{self, BATCH_ROWS},
         stream::Records,
@@ -28,6 +28,7 @@ pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
     // `parquet` 60.1 cannot read dictionaries of some types, such as booleans.
     let schema = without_dictionaries(metadata.schema());
     let schema = with_time_zones(&schema, metadata.metadata().file_metadata());
+    let schema = catch_panic(|| with_int96_units(&schema, &file)).map_err(error)?;
     let metadata = match schema == *metadata.schema() {
         true => metadata,
         false => {

@@ -38,6 +38,8 @@ pub(crate) struct LayoutSpec<'a> {
     pub(crate) model: Option<&'a str>,
     /// The number of records from which the columns of a stream of JSON objects are inferred.
     pub(crate) chunk_size: usize,
+    /// Whether the run skips invalid records, or stops at the first one.
+    pub(crate) skip_invalid: bool,
 }
 
 impl Layout {
@@ -47,6 +49,8 @@ impl Layout {
     /// # Errors
     /// - [`Error::JsonlDtype`] for JSONL in f16
     /// - [`Error::EmbeddingColumn`] if the input has a column `embedding`
+    /// - [`Error::InvalidRecord`] for an invalid record of a file of JSON objects, if the run stops
+    ///   at invalid records
     /// - [`Error::ColumnConflict`] if the fields of JSON objects do not fit into columns
     /// - [`Error::UnwritableColumn`] for columns that the format does not support
     pub(crate) fn new(
@@ -69,7 +73,7 @@ impl Layout {
             VectorFormat::Parquet => TableFormat::Parquet,
             VectorFormat::Arrow => TableFormat::Arrow,
         };
-        let (fields, as_text) = input_columns(source, records, spec.chunk_size)?;
+        let (fields, as_text) = input_columns(source, records, spec)?;
         check_no_embedding(source, &fields)?;
         let fields = match format {
             TableFormat::Parquet => parquet_schema(&fields),
@@ -114,17 +118,21 @@ fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
 fn input_columns(
     source: &RecordSource,
     records: &mut Records,
-    chunk_size: usize,
+    spec: &LayoutSpec,
 ) -> Result<(SchemaRef, Vec<(String, AsText)>)> {
     match &records.schema {
         Some(schema) => Ok((schema.clone(), vec![])),
         None => {
             let mut inferred = Inferred::new(source.name());
             match source.is_stream() {
-                true => records.peek(chunk_size, |first| {
+                true => records.peek(spec.chunk_size, |first| {
                     first.iter().flatten().try_for_each(|record| inferred.add(record))
                 })?,
-                false => source.open()?.flatten().try_for_each(|record| inferred.add(&record))?,
+                false => source.open()?.try_for_each(|record| match record {
+                    Ok(record) => inferred.add(&record),
+                    Err(_) if spec.skip_invalid => Ok(()),
+                    Err(invalid) => Err(invalid.into()),
+                })?,
             }
             Ok(inferred.columns())
         }
