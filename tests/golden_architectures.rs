@@ -415,6 +415,53 @@ fn the_template_of_albert_equals_that_of_its_tokenizer_json() -> Result {
     Ok(())
 }
 
+/// Without a `tokenizer.json`, transformers lets `add_bos_token` and `add_eos_token` choose the
+/// tokens around a text. It ignores these keys if there is a `tokenizer.json`.
+#[test]
+fn add_bos_token_and_add_eos_token_set_the_template_of_albert() -> Result {
+    let text = ["▁", "the", "▁", "c", "at"];
+    for (settings, first, last) in [
+        ("{}", Some("[CLS]"), Some("[SEP]")),
+        (r#"{"add_bos_token": true}"#, Some("[CLS]"), None),
+        (r#"{"add_eos_token": true}"#, None, Some("[SEP]")),
+        (r#"{"add_bos_token": false}"#, None, None),
+        (r#"{"add_eos_token": null}"#, None, None),
+        (r#"{"add_bos_token": true, "bos_token": "▁the"}"#, Some("▁the"), None),
+        (r#"{"add_bos_token": true, "bos_token": null}"#, None, None),
+    ] {
+        let tokenizer = tokenizer("albert_model", &["spiece.model"], settings)?;
+        let pieces = tokenizer.pieces("the cat", true)?;
+        let got: Vec<&str> = pieces.iter().map(|piece| &piece.token[..]).collect();
+        let expected: Vec<&str> = first.into_iter().chain(text).chain(last).collect();
+        assert_eq!(got, expected, "{settings}");
+    }
+    // In a pair, each text has its own tokens.
+    let both = r#"{"add_bos_token": true, "add_eos_token": true}"#;
+    let tokenizer = tokenizer("albert_model", &["spiece.model"], both)?;
+    let [a, b] = ["the", "cat"].map(|text| tokenizer.encode(&[text]));
+    let expected = [a?.remove(0).input_ids, b?.remove(0).input_ids].concat();
+    assert_eq!(tokenizer.encode_pairs(&[("the", "cat")])?[0].input_ids, expected);
+    Ok(())
+}
+
+/// transformers defines these classes as aliases of `RobertaTokenizer`.
+#[test]
+fn aliases_of_robertas_tokenizer_have_its_rules() -> Result {
+    const FILES: [&[&str]; 2] = [&["tokenizer.json"], &["vocab.json", "merges.txt"]];
+    let ids = |class: &str, files: &[&str]| -> Result<Vec<u32>> {
+        let settings = serde_json::json!({"tokenizer_class": class, "add_prefix_space": true});
+        let tokenizer = tokenizer("byte_bpe", files, &settings.to_string())?;
+        Ok(tokenizer.encode(&["the cat"])?.remove(0).input_ids)
+    };
+    for files in FILES {
+        let expected = ids("RobertaTokenizer", files)?;
+        for class in ["BartTokenizer", "LEDTokenizer", "LongformerTokenizerFast", "MvpTokenizer"] {
+            assert_eq!(ids(class, files)?, expected, "{class} {files:?}");
+        }
+    }
+    Ok(())
+}
+
 /// The config of a golden model, with more keys.
 fn config_with(model: &str, more: &[(&str, serde_json::Value)]) -> Result<ModelConfig> {
     let path = golden("architectures").join(model).join("config.json");

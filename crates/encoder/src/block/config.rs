@@ -152,8 +152,8 @@ pub struct DisentangledConfig {
     /// In each direction, all distances of at least this value share a position.
     pub max_relative_positions: usize,
     /// Number of positions in each direction, before and after a token, if large distances share
-    /// positions: [`mha::log_relative_position`]. `None`: all distances below
-    /// `max_relative_positions` have different positions.
+    /// positions: [`mha::log_relative_position`]. Distances up to half this number have different
+    /// positions. `None`: all distances below `max_relative_positions` have different positions.
     pub position_buckets: Option<usize>,
     /// Whether queries are multiplied by the projected positions.
     pub content_to_position: bool,
@@ -189,10 +189,10 @@ impl DisentangledConfig {
     /// The row of the embeddings for a distance, the index of the key minus that of the query.
     pub(crate) fn row(&self, distance: isize) -> u32 {
         let position = match self.position_buckets {
-            Some(buckets) => {
+            Some(buckets) if distance.unsigned_abs() > buckets / 2 => {
                 mha::log_relative_position(-distance, buckets, self.max_relative_positions)
             }
-            None => -distance,
+            _ => -distance,
         };
         let span = self.span() as isize;
         (position + span).clamp(0, 2 * span - 1) as u32
@@ -424,9 +424,14 @@ impl EncoderConfig {
                 }
             }
             let (expected, fits) = match position_buckets {
+                Some(n) if n < 4 => {
+                    return unsupported("position_buckets", "at least 4", &n.to_string());
+                }
+                // Distances share positions only above n / 2.
                 Some(n) => (
-                    "at least 4 position_buckets, and a value above position_buckets / 2 + 1",
-                    n >= 4 && max > n / 2 + 1,
+                    "a value above position_buckets / 2 + 1, or at most position_buckets / 2 + 1 \
+                     tokens",
+                    max > n / 2 + 1 || self.max_tokens() <= n / 2 + 1,
                 ),
                 None => ("at least 1", max > 0),
             };
@@ -566,4 +571,31 @@ pub(crate) fn check_num_hidden_layers(got: usize) -> Result<()> {
 pub(crate) fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
     let (path, got) = ("EncoderConfig".to_string(), got.to_string());
     Err(Error::Unsupported { path, key, expected, got })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rows are those of `make_log_bucket_position` in transformers, which returns the distance
+    /// if it is at most half the number of buckets.
+    #[test]
+    fn short_sequences_do_not_need_a_maximum_distance_above_half_the_buckets() -> Result<()> {
+        let mut config = EncoderConfig::new(31, 8, 1, 1, 8);
+        config.max_position_embeddings = 24;
+        let positions = DisentangledConfig::new(24, Some(256));
+        config.disentangled = Some(positions.clone());
+        config.check()?;
+        assert_eq!([-23, 0, 23].map(|distance| positions.row(distance)), [279, 256, 233]);
+        for (tokens, is_supported) in [(129, true), (130, false)] {
+            config.max_position_embeddings = tokens;
+            assert_eq!(config.check().is_ok(), is_supported, "{tokens} tokens");
+        }
+        config.disentangled = Some(DisentangledConfig::new(24, Some(3)));
+        assert_eq!(
+            config.check().unwrap_err().to_string(),
+            "EncoderConfig: position_buckets 3 is not supported: expected at least 4"
+        );
+        Ok(())
+    }
 }

@@ -73,15 +73,14 @@ impl Architecture {
     }
 
     /// The architecture of a `config.json`, and the tokenizer class to use if no file names one.
-    /// A config without `model_type` is BERT's, as the first checkpoints had no such key. Jina v2
-    /// has BERT's `model_type`; `position_embedding_type` distinguishes it from BERT.
+    /// Jina v2 has BERT's `model_type`; `position_embedding_type` distinguishes it from BERT.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`] for an unknown `model_type`. The error lists the supported
-    /// values.
+    /// values. The error of [`ModelType::name`].
     pub(crate) fn find(keys: &ModelType, path: &str) -> Result<(&'static Self, &'static str)> {
         static KNOWN: LazyLock<String> = LazyLock::new(|| model_types().join(", "));
-        let model_type = keys.model_type.as_deref().unwrap_or("bert");
+        let model_type = keys.name(path)?;
         if model_type == "bert" && keys.position_embedding_type.as_deref() == Some("alibi") {
             return Ok((&JINA_BERT, JINA_BERT.model_types[0].1));
         }

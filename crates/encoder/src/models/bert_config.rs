@@ -157,9 +157,10 @@ impl BertConfig {
     /// [`crate::Error::Unsupported`] for a setting that is not implemented; the errors of
     /// [`Self::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let ModelType { model_type, .. } = parse_json(json, path)?;
-        if let Some(got) = model_type.filter(|model_type| model_type != "bert") {
-            return refuse(path, "model_type", "\"bert\"", &got);
+        let keys: ModelType = parse_json(json, path)?;
+        let model_type = keys.name(path)?;
+        if model_type != "bert" {
+            return refuse(path, "model_type", "\"bert\"", model_type);
         }
         let keys: CommonKeys = parse_json(json, path)?;
         keys.check(path, &BERT.accepted)?;

@@ -132,6 +132,18 @@ const NAMES: Names = Names {
     ignored: &["lm_predictions", "mask_predictions", "embeddings.position_embeddings"],
 };
 
+/// [`NAMES`] and [`NAMES_OF_V3`] for a config without relative positions. With `norm_rel_ebd`,
+/// transformers then still saves the normalisation of their embeddings, and does not use it.
+pub(crate) static NAMES_WITHOUT_RELATIVE_POSITIONS: [Names; 2] = {
+    const IGNORED: &[&str] = &[
+        "lm_predictions",
+        "mask_predictions",
+        "embeddings.position_embeddings",
+        "encoder.LayerNorm",
+    ];
+    [Names { ignored: IGNORED, ..NAMES }, Names { ignored: IGNORED, ..NAMES_OF_V3 }]
+};
+
 /// The names in the published v3 checkpoints, and in those that transformers saves with
 /// `legacy: false`. Only the language model head differs from [`NAMES`].
 #[rustfmt::skip]

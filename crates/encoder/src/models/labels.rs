@@ -13,9 +13,26 @@ pub struct Labels(Vec<String>);
 /// The keys of `config.json` about labels.
 #[derive(Deserialize)]
 struct LabelConfig {
-    id2label: Option<BTreeMap<String, String>>,
+    id2label: Option<BTreeMap<String, Name>>,
     num_labels: Option<usize>,
     _num_labels: Option<usize>,
+}
+
+/// The name of a label. transformers accepts a number and prints it as in the file.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "id2label: expected the name of a label: a string or a number")]
+enum Name {
+    Text(String),
+    Number(serde_json::Number),
+}
+
+impl Name {
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Number(number) => number.to_string(),
+        }
+    }
 }
 
 /// Maximum number of generated names. It limits their memory if `num_labels` is wrong.
@@ -58,7 +75,7 @@ impl Labels {
             return Ok(Self((0..n).map(|i| format!("LABEL_{i}")).collect()));
         };
         let name = |id: usize| {
-            labels.get(&id.to_string()).cloned().ok_or_else(|| Error::Unsupported {
+            labels.get(&id.to_string()).map(Name::text).ok_or_else(|| Error::Unsupported {
                 path: path.to_string(),
                 key: "id2label",
                 expected: "consecutive ids from 0",
@@ -112,6 +129,19 @@ pub(crate) type ReadLabels<'a> = dyn Fn() -> Result<Labels> + 'a;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_a_label_may_be_a_number() -> Result<()> {
+        let json = br#"{"id2label": {"0": 0, "1": -1.5, "2": "x"}}"#;
+        assert_eq!(Labels::from_json(json, "config.json")?.names(), ["0", "-1.5", "x"]);
+        for got in ["null", "true", "[]"] {
+            let json = format!(r#"{{"id2label": {{"0": {got}}}}}"#);
+            let error = Labels::from_json(json.as_bytes(), "config.json").unwrap_err().to_string();
+            let expected = "id2label: expected the name of a label: a string or a number";
+            assert!(error.starts_with("config.json ") && error.contains(expected), "{error}");
+        }
+        Ok(())
+    }
 
     #[test]
     fn labels_with_the_same_name_are_numbered() {

@@ -5,7 +5,12 @@ use serde::Deserialize;
 use crate::{
     Activation, BertConfig, EncoderConfig, Result,
     load::{Names, parse_json},
-    models::{architecture::Architecture, bert::BERT, common_keys::CommonKeys},
+    models::{
+        architecture::Architecture,
+        bert::BERT,
+        common_keys::{CommonKeys, refuse},
+        deberta::{DEBERTA, NAMES_WITHOUT_RELATIVE_POSITIONS},
+    },
 };
 
 /// The config of an encoder and of its heads.
@@ -113,7 +118,11 @@ impl ModelConfig {
 
     /// The sets of names that the architecture's checkpoints give to tensors.
     pub(crate) fn names(&self) -> &'static [Names] {
-        self.architecture.names
+        let is_deberta = self.architecture.name == DEBERTA.name;
+        match is_deberta && self.encoder.disentangled.is_none() {
+            true => &NAMES_WITHOUT_RELATIVE_POSITIONS,
+            false => self.architecture.names,
+        }
     }
 }
 
@@ -130,4 +139,78 @@ impl From<&BertConfig> for ModelConfig {
 pub(crate) struct ModelType {
     pub(crate) model_type: Option<String>,
     pub(crate) position_embedding_type: Option<String>,
+    architectures: Option<Vec<String>>,
+}
+
+impl ModelType {
+    /// The `model_type`. An absent key means `bert`, since the first BERT checkpoints lack it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if `model_type` is absent and
+    /// `architectures` names a class that is not BERT's; `path` names the file.
+    pub(crate) fn name(&self, path: &str) -> Result<&str> {
+        if let Some(model_type) = &self.model_type {
+            return Ok(model_type);
+        }
+        let mut classes = self.architectures.iter().flatten();
+        match classes.find(|class| !class.starts_with("Bert")) {
+            Some(class) => {
+                let expected = "the model_type of this class; an absent key means bert";
+                refuse(path, "model_type", expected, &format!("(absent, architectures {class})"))
+            }
+            None => Ok("bert"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deberta_ignores_the_norm_of_relative_positions_if_it_has_none() -> Result<()> {
+        let json = |is_relative: bool| {
+            let size = r#""hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1"#;
+            format!(
+                r#"{{"model_type": "deberta-v2", "vocab_size": 9, "intermediate_size": 4, {size},
+                    "max_position_embeddings": 16,
+                    "norm_rel_ebd": "layer_norm", "relative_attention": {is_relative}}}"#
+            )
+        };
+        for is_relative in [false, true] {
+            let config = ModelConfig::from_json(json(is_relative).as_bytes(), "config.json")?;
+            for names in config.names() {
+                assert_eq!(names.ignored.contains(&"encoder.LayerNorm"), !is_relative);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_config_without_model_type_is_berts_unless_it_names_another_class() -> Result<()> {
+        let name = |json: &str| {
+            let keys: ModelType = parse_json(json.as_bytes(), "config.json")?;
+            keys.name("config.json").map(String::from)
+        };
+        for json in [
+            "{}",
+            r#"{"architectures": null}"#,
+            r#"{"architectures": []}"#,
+            r#"{"architectures": ["BertModel", "BertForMaskedLM"]}"#,
+        ] {
+            assert_eq!(name(json)?, "bert");
+        }
+        assert_eq!(name(r#"{"model_type": "x", "architectures": ["RobertaModel"]}"#)?, "x");
+        for class in ["RobertaModel", "XLMRobertaModel", "CamembertModel"] {
+            let json = format!(r#"{{"architectures": ["BertModel", "{class}"]}}"#);
+            assert_eq!(
+                name(&json).unwrap_err().to_string(),
+                format!(
+                    "config.json: model_type (absent, architectures {class}) is not supported: \
+                     expected the model_type of this class; an absent key means bert"
+                )
+            );
+        }
+        Ok(())
+    }
 }

@@ -83,9 +83,8 @@ impl TextClassifier {
     /// # Errors
     /// The errors of [`EncoderForSequenceClassification::from_dir`] and
     /// [`TextTokenizer::from_files`]; [`Error::Unsupported`] if `architectures` in the config names
-    /// another classifier, or for a `problem_type`, an activation or modules of a cross-encoder
-    /// that are not implemented; [`Error::NoPrompt`] if a cross-encoder does not have its default
-    /// prompt.
+    /// another classifier, for a `problem_type`, an activation or modules of a cross-encoder
+    /// that are not implemented, or if a cross-encoder does not have its default prompt.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }

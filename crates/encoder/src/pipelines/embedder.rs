@@ -193,9 +193,9 @@ impl Embedder {
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
     /// [`Error::NoFile`] if `modules.json` or the pooling's config is missing;
     /// [`Error::Unsupported`] unless the modules are a transformer, a [`Pooling`], and then any of
-    /// `Dense` and `Normalize`; [`Error::Width`] if the size of a `Dense` module does not fit;
-    /// [`Error::NoPrompt`] if the model does not have its default prompt; [`Error::Dimension`] if
-    /// `truncate_dim` is 0.
+    /// `Dense` and `Normalize`, or if `config_sentence_transformers.json` names an unknown default
+    /// prompt or a `truncate_dim` of 0; [`Error::Width`] if the size of a `Dense` module does not
+    /// fit.
     pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, precision, device)
     }
@@ -229,9 +229,9 @@ impl Embedder {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
-    /// [`Error::NoPrompt`] if the model does not have its default prompt; [`Error::Dimension`] if
-    /// `truncate_dim` is 0; [`Error::Unsupported`] for a chat template in a folder without
-    /// `modules.json`, since sentence-transformers would format the texts with it.
+    /// [`Error::Unsupported`] for an unknown default prompt, for a `truncate_dim` of 0, and for a
+    /// chat template in a folder without `modules.json`, since sentence-transformers would format
+    /// the texts with it.
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,

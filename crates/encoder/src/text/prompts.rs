@@ -77,7 +77,8 @@ impl Prompts {
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
-    /// for another `model_type`; [`Error::NoPrompt`] if the model does not have its default prompt.
+    /// for another `model_type`, if `truncate_dim` is 0, or if the model does not have its default
+    /// prompt.
     pub(crate) fn of_embedder(files: &ModelFiles) -> Result<Self> {
         const TYPE: &str = "SentenceTransformer";
         let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
@@ -85,25 +86,34 @@ impl Prompts {
             let (path, key) = (files.path(FILE), "model_type");
             return Err(Error::Unsupported { path, key, expected: TYPE, got });
         }
+        if found.truncate_dim == Some(0) {
+            let (path, key, got) = (files.path(FILE), "truncate_dim", "0".to_string());
+            return Err(Error::Unsupported { path, key, expected: "at least 1", got });
+        }
         found.is_embedder = true;
-        found.checked()
+        found.checked(files)
     }
 
     /// Reads the file of a cross-encoder.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::NoPrompt`] if
-    /// the model does not have its default prompt.
+    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
+    /// if the model does not have its default prompt.
     pub(crate) fn of_cross_encoder(files: &ModelFiles) -> Result<Self> {
-        files.json::<Self>(FILE)?.unwrap_or_default().checked()
+        files.json::<Self>(FILE)?.unwrap_or_default().checked(files)
     }
 
     /// Checks that the model has its default prompt.
-    fn checked(self) -> Result<Self> {
-        if let Some(name) = &self.default_prompt_name {
-            self.named(name)?;
+    fn checked(self, files: &ModelFiles) -> Result<Self> {
+        match self.default_prompt_name.as_deref().filter(|name| self.named(name).is_err()) {
+            Some(name) => Err(Error::Unsupported {
+                path: files.path(FILE),
+                key: "default_prompt_name",
+                expected: "a name in the key prompts",
+                got: format!("{name:?} (prompts: {:?})", self.names().collect::<Vec<_>>()),
+            }),
+            None => Ok(self),
         }
-        Ok(self)
     }
 
     /// The names of the prompts in the file.
@@ -144,6 +154,27 @@ impl Prompts {
                 got: name.to_string(),
                 known: self.names().map(String::from).collect(),
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_file_name_the_file_and_the_key() {
+        for (json, expected) in [
+            (
+                r#"{"prompts": {"web": "a "}, "default_prompt_name": "zz"}"#,
+                "default_prompt_name \"zz\" (prompts: [\"web\"]) is not supported: \
+                 expected a name in the key prompts",
+            ),
+            (r#"{"truncate_dim": 0}"#, "truncate_dim 0 is not supported: expected at least 1"),
+        ] {
+            let files = ModelFiles::memory("m", [(FILE, json.as_bytes())]);
+            let error = Prompts::of_embedder(&files).unwrap_err().to_string();
+            assert_eq!(error, format!("m/{FILE}: {expected}"));
         }
     }
 }

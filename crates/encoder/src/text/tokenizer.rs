@@ -42,6 +42,18 @@ pub(crate) const VOCABULARIES: [&str; 6] = [
     UnigramRules::Deberta.model_file(),
 ];
 
+/// Vocabulary files that only some classes read, and what to do if the class is not one of them.
+const FILES_OF_CLASSES: [(&str, &str); 5] = [
+    (WORD_PIECES, "BertTokenizer for a vocab.txt, or a tokenizer.json"),
+    (BYTE_PAIRS, "RobertaTokenizer for a vocab.json, or a tokenizer.json"),
+    (
+        UnigramRules::XlmRoberta.model_file(),
+        "XLMRobertaTokenizer for a sentencepiece.bpe.model, or a tokenizer.json",
+    ),
+    (UnigramRules::Albert.model_file(), "AlbertTokenizer for a spiece.model, or a tokenizer.json"),
+    (UnigramRules::Deberta.model_file(), "DebertaV2Tokenizer for a spm.model, or a tokenizer.json"),
+];
+
 /// Converts texts to token ids, truncated to the model's maximum length.
 ///
 /// # Examples
@@ -114,8 +126,8 @@ pub(crate) struct Spans {
     pub(crate) byte_ranges: Vec<Range<usize>>,
     /// The index of the word that each token belongs to.
     pub(crate) words: Vec<Option<u32>>,
-    /// Whether a token continues the word of the token before it, as transformers'
-    /// token-classification pipeline decides.
+    /// Whether a token continues the word of the token before it; see
+    /// [`TextTokenizer::continues_word`].
     pub(crate) continues_word: Vec<bool>,
 }
 
@@ -271,36 +283,13 @@ impl TextTokenizer {
                 settings.set_symbols(std::mem::take(&mut model.symbols));
                 guarded(|| unigram::from_sentence_piece(model, settings, rules))
             })
-        } else if !matches!(algorithm, Some(Algorithm::ByteBpe | Algorithm::Unigram(_)))
+        } else if let Some(Algorithm::WordPiece(layout)) = algorithm
             && let Some(lines) = files.read(WORD_PIECES)?
         {
-            let Some(Algorithm::WordPiece(layout)) = algorithm else {
-                return Err(Error::Unsupported {
-                    path: settings.class_path().to_string(),
-                    key: "tokenizer_class",
-                    expected: "BertTokenizer for a vocab.txt, or a tokenizer.json",
-                    got: settings.describe_class(),
-                });
-            };
             vocabulary = WORD_PIECES;
             guarded(|| word_piece::from_vocab_txt(&lines, settings, layout))
         } else {
-            let expected = match algorithm {
-                Some(Algorithm::ByteBpe) => {
-                    "the tokenizer's vocabulary and rules, or vocab.json and merges.txt"
-                }
-                Some(Algorithm::Unigram(UnigramRules::Albert)) => {
-                    "the tokenizer's vocabulary and rules, or spiece.model"
-                }
-                Some(Algorithm::Unigram(UnigramRules::Deberta)) => {
-                    "the tokenizer's vocabulary and rules, or spm.model"
-                }
-                Some(Algorithm::Unigram(_)) => {
-                    "the tokenizer's vocabulary and rules, or sentencepiece.bpe.model"
-                }
-                _ => "the tokenizer's vocabulary and rules, or vocab.txt with word pieces",
-            };
-            return Err(files.no_file(FILE, expected));
+            return Err(no_vocabulary(files, settings, FILE)?);
         };
         let path = files.path(vocabulary);
         match read {
@@ -521,9 +510,10 @@ impl TextTokenizer {
     }
 
     /// See [`Spans::continues_word`]. In a WordPiece model, a token continues a word if the token
-    /// before it belongs to the same word. In other models, a token continues a word if a
-    /// character other than a space precedes it, it does not begin with a space, and it is not the
-    /// unknown token.
+    /// before it belongs to the same word; transformers instead compares the length of the token
+    /// with that of its text, which gives other words if the normalizer changes the number of
+    /// characters. In other models, a token continues a word if a character other than a space
+    /// precedes it, it does not begin with a space, and it is not the unknown token.
     fn continues_word(
         &self,
         text: &str,
@@ -680,6 +670,42 @@ fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(panic)
 }
 
+/// The error if a folder lacks `file` (`tokenizer.json`) and a vocabulary that the class reads.
+/// [`Error::Unsupported`] if the class has no rules here and the folder has the vocabulary of
+/// another class; otherwise [`Error::NoFile`].
+///
+/// # Errors
+/// [`Error::Io`] or a download error if the folder cannot be searched.
+fn no_vocabulary(files: &ModelFiles, settings: &TokenizerConfig, file: &str) -> Result<Error> {
+    let expected = match settings.rules().map(|class| class.algorithm) {
+        None => {
+            for (file, expected) in FILES_OF_CLASSES {
+                if files.has(file)? {
+                    let (path, got) = (settings.class_path().into(), settings.describe_class());
+                    return Ok(Error::Unsupported { path, key: "tokenizer_class", expected, got });
+                }
+            }
+            "the tokenizer's vocabulary and rules"
+        }
+        Some(Algorithm::WordPiece(_)) => {
+            "the tokenizer's vocabulary and rules, or vocab.txt with word pieces"
+        }
+        Some(Algorithm::ByteBpe) => {
+            "the tokenizer's vocabulary and rules, or vocab.json and merges.txt"
+        }
+        Some(Algorithm::Unigram(UnigramRules::Albert)) => {
+            "the tokenizer's vocabulary and rules, or spiece.model"
+        }
+        Some(Algorithm::Unigram(UnigramRules::Deberta)) => {
+            "the tokenizer's vocabulary and rules, or spm.model"
+        }
+        Some(Algorithm::Unigram(UnigramRules::XlmRoberta | UnigramRules::Camembert)) => {
+            "the tokenizer's vocabulary and rules, or sentencepiece.bpe.model"
+        }
+    };
+    Ok(files.no_file(file, expected))
+}
+
 /// Builds the tokenizer from a `tokenizer.json`.
 fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Tokenizer> {
     let wrong_model = |expected| Err(settings.wrong_model(expected).into());
@@ -770,6 +796,31 @@ mod tests {
                 format!(
                     "model is not {expected}: expected {expected} for {}",
                     settings.describe_class()
+                )
+            );
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_vocabulary_of_another_class_is_an_error_that_names_the_class() -> Result<()> {
+        for (file, class) in [
+            ("vocab.txt", "BertTokenizer"),
+            ("vocab.json", "RobertaTokenizer"),
+            ("sentencepiece.bpe.model", "XLMRobertaTokenizer"),
+            ("spiece.model", "AlbertTokenizer"),
+            ("spm.model", "DebertaV2Tokenizer"),
+        ] {
+            let settings = br#"{"tokenizer_class": "GPT2Tokenizer"}"#.as_slice();
+            let contents = [("tokenizer_config.json", settings), (file, b"")];
+            let files = ModelFiles::memory("m", contents);
+            let mut settings =
+                TokenizerConfig::from_files(&files, &SentenceConfig::default(), "BertTokenizer")?;
+            assert_eq!(
+                TextTokenizer::tokenizer(&files, &mut settings).unwrap_err().to_string(),
+                format!(
+                    "m/tokenizer_config.json: tokenizer_class GPT2Tokenizer is not supported: \
+                     expected {class} for a {file}, or a tokenizer.json"
                 )
             );
         }

@@ -139,7 +139,13 @@ static CLASSES: [TokenizerClass; 8] = [
         has_type_ids: false,
     },
     TokenizerClass {
-        names: &["RobertaTokenizer"],
+        names: &[
+            "BartTokenizer",
+            "LEDTokenizer",
+            "LongformerTokenizer",
+            "MvpTokenizer",
+            "RobertaTokenizer",
+        ],
         algorithm: Algorithm::ByteBpe,
         special_tokens: ROBERTA_TOKENS,
         has_type_ids: false,

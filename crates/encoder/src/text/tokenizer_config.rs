@@ -124,6 +124,8 @@ struct Keys {
     trim_offsets: Option<bool>,
     keep_accents: Option<bool>,
     split_by_punct: Option<bool>,
+    add_bos_token: Option<bool>,
+    add_eos_token: Option<bool>,
     model_input_names: Option<Vec<String>>,
     /// Added tokens by id; the keys are decimal numbers.
     added_tokens_decoder: Option<BTreeMap<String, Token>>,
@@ -145,6 +147,8 @@ pub(crate) struct TokenizerConfig {
     extra: Option<Vec<Token>>,
     /// Whether [`Self::extra`] is kept if a SentencePiece model has symbols.
     keeps_extra: bool,
+    /// See [`Self::adds_bos_and_eos`].
+    adds_bos_and_eos: Option<[bool; 2]>,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
     /// The class if no file names one. [`REGISTERED_CLASS`] applies even if a file names a class.
@@ -227,9 +231,16 @@ impl TokenizerConfig {
         named.sort_by_key(|(key, _)| {
             NAMED_TOKENS.iter().position(|name| name == key).unwrap_or(NAMED_TOKENS.len())
         });
-        let with_ids = vec![];
-        let mut config =
-            Self { keys, with_ids, named, extra, keeps_extra, class_path, default_class };
+        let mut config = Self {
+            adds_bos_and_eos: adds_bos_and_eos(&config, &keys),
+            keys,
+            with_ids: vec![],
+            named,
+            extra,
+            keeps_extra,
+            class_path,
+            default_class,
+        };
         config.with_ids = match is_legacy {
             true => config.legacy_added_tokens(files)?,
             false => config.added_tokens_decoder(&path_of("added_tokens_decoder"))?,
@@ -400,6 +411,13 @@ impl TokenizerConfig {
     /// Whether [ALBERT's class](super::unigram) keeps accents.
     pub(crate) fn keeps_accents(&self) -> bool {
         self.keys.keep_accents.unwrap_or(false)
+    }
+
+    /// Whether `bos_token` is added before each text, and `eos_token` after it. `None` if no file
+    /// sets `add_bos_token` or `add_eos_token`. Only [ALBERT's class](super::unigram) without a
+    /// `tokenizer.json` uses these keys.
+    pub(crate) fn adds_bos_and_eos(&self) -> Option<[bool; 2]> {
+        self.adds_bos_and_eos
     }
 
     /// Whether the beginning of a text is tokenized like a word after a space.
@@ -617,6 +635,15 @@ fn merge_special_tokens_map(
             }
         }
     }
+}
+
+/// See [`TokenizerConfig::adds_bos_and_eos`]. In transformers, an absent key means `false` if the
+/// other key is present, and a token that is `null` is not added.
+fn adds_bos_and_eos(config: &Map<String, Value>, keys: &Keys) -> Option<[bool; 2]> {
+    let is_set = ["add_bos_token", "add_eos_token"].iter().any(|key| config.contains_key(*key));
+    let adds = |value, token| value == Some(true) && !config.get(token).is_some_and(Value::is_null);
+    let added = [adds(keys.add_bos_token, "bos_token"), adds(keys.add_eos_token, "eos_token")];
+    is_set.then_some(added)
 }
 
 /// Whether transformers keeps the files' special tokens without a name if a SentencePiece model has

@@ -43,6 +43,9 @@ struct Contents {
     unknown: usize,
     character_map: Option<NormalizerWrapper>,
     post_processor: Option<PostProcessorWrapper>,
+    /// [`TokenizerConfig::adds_bos_and_eos`], if these keys replace the special tokens
+    /// of the class.
+    adds_bos_and_eos: Option<[bool; 2]>,
     /// The added tokens with their ids.
     added_tokens: Vec<(u32, AddedToken)>,
 }
@@ -65,6 +68,7 @@ pub(crate) fn from_json(
         vocab: json.model.vocab,
         unknown: config.unknown_id(),
         post_processor: json.post_processor,
+        adds_bos_and_eos: None,
     };
     let mut tokenizer = tokenizer(contents, config, rules)?;
     tokenizer.with_truncation(truncation)?;
@@ -114,6 +118,7 @@ pub(crate) fn from_sentence_piece(
         unknown: model.unknown,
         character_map: character_map.map(Into::into),
         post_processor: None,
+        adds_bos_and_eos: config.adds_bos_and_eos().filter(|_| rules == UnigramRules::Albert),
         added_tokens: vec![],
     };
     tokenizer(contents, config, rules)
@@ -191,8 +196,35 @@ fn tokenizer(
         }
     };
     config.add_special_tokens(&mut tokenizer, true)?;
+    let processor = match contents.adds_bos_and_eos {
+        Some(added) => bos_and_eos(config, &tokenizer, added)?,
+        None => processor,
+    };
     tokenizer.with_post_processor(Some(processor));
     Ok(tokenizer)
+}
+
+/// The post-processor that adds `bos_token` before each text and `eos_token` after it, as
+/// `update_post_processor` in transformers.
+fn bos_and_eos(
+    config: &TokenizerConfig,
+    tokenizer: &Tokenizer,
+    [bos, eos]: [bool; 2],
+) -> tokenizers::Result<PostProcessorWrapper> {
+    let token =
+        |key, is_added: bool| is_added.then(|| config.token_with_id(tokenizer, key)).transpose();
+    let (bos, eos) = (token("bos_token", bos)?, token("eos_token", eos)?);
+    let around = |text: &str, type_id| {
+        let bos = bos.iter().map(|(token, _)| &token[..]);
+        let eos = eos.iter().map(|(token, _)| &token[..]);
+        let pieces = bos.chain([text]).chain(eos);
+        pieces.map(|piece| format!("{piece}:{type_id}")).collect::<Vec<_>>()
+    };
+    let single = around("$A", 0);
+    let pair = [single.clone(), around("$B", 1)].concat();
+    let builder = &mut TemplateProcessing::builder();
+    let builder = builder.try_single(single)?.try_pair(pair)?;
+    Ok(builder.special_tokens(bos.into_iter().chain(eos).collect::<Vec<_>>()).build()?.into())
 }
 
 /// The normalizers of ALBERT's class before the character map.
