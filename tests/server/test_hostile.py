@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from conftest import Server, assert_error, assert_same_bits, describe
+from conftest import MINILM, Server, assert_error, assert_same_bits, describe
 from wire import Wire, elapsed, exchange, request
 
 MIB = 1 << 20
@@ -210,6 +210,33 @@ class TestBodies:
         body = json.dumps({str(i): i for i in range(500_000)}).encode()
         response = exchange(hostile, request("/embed", body))
         assert response is not None and response.status in (400, 422)
+
+    def test_errors_repeat_at_most_1_kib_of_a_request(self, hostile):
+        long = "\u0001" * (2 * MIB)
+        for path, body in [
+            ("/embed", {"inputs": "a", long: 1}),
+            ("/embed", {"inputs": "a", "model": long}),
+            ("/embed", {"inputs": "a", "truncate": long}),
+            ("/v1/embeddings", {"model": MINILM, "input": "a", long: 1}),
+            ("/v2/rerank", {"query": "a", "documents": ["b"], long: 1}),
+        ]:
+            response = exchange(hostile, request(path, body), 30)
+            assert response is not None and response.status in (400, 404, 422), response
+            assert len(response.body) < 16 << 10, f"{path}: {len(response.body)} bytes"
+
+    def test_lists_of_too_many_elements_are_refused(self, hostile):
+        texts = [""] * ((1 << 21) + 1)
+        for path, body, status in [
+            ("/embed", {"inputs": texts}, 422),
+            ("/rerank", {"query": "a", "texts": texts}, 422),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": texts}}, 422),
+            ("/v1/rerank", {"query": "a", "documents": texts}, 400),
+            ("/v2/rerank", {"query": "a", "documents": texts}, 400),
+        ]:
+            body = json.dumps(body, separators=(",", ":")).encode()
+            response = exchange(hostile, request(path, body), 30)
+            assert response is not None and response.status == status, (path, response)
+            assert b"a list has more than 2097152 elements" in response.body, response.body
 
     def test_a_long_text_without_truncate_is_refused_quickly(self, hostile):
         for text in ("a" * 15 * MIB, "a " * 7 * MIB, "é" * 3 * MIB, "\u0000" * 2 * MIB):

@@ -350,6 +350,10 @@ ERRORS = [
     ("/rerank", {"query": "a"}, 422, "tei"),
     ("/rerank", {"query": ["a"], "texts": ["b"]}, 422, "tei"),
     ("/similarity", {"inputs": ["a", "b"]}, 422, "tei"),
+    ("/similarity", {"inputs": ["a", ["b"]]}, 422, "tei"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": [True]},
+     422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": []}, 422, "tei"),
     ("/tokenize", {"inputs": [["a"]]}, 422, "tei"),
     ("/decode", {"ids": "a"}, 422, "tei"),
     ("/classify", {"inputs": 1}, 422, "tei"),
@@ -410,10 +414,38 @@ ERRORS = [
     # Texts that are too long, and too many texts.
     ("/embed", {"inputs": ["a"] * 2049}, 413, "tei"),
     ("/rerank", {"query": "a", "texts": ["a"] * 2049}, 413, "tei"),
+    ("/rerank", {"query": "a", "texts": ["a"] * 2049, "return_text": True}, 413, "tei"),
     ("/tokenize", {"inputs": ["a"] * 2049}, 413, "tei"),
     ("/v1/embeddings", {"model": MINILM, "input": ["a"] * 2049}, 400, "openai"),
     ("/v1/rerank", {"query": "a", "documents": ["a"] * 2049}, 400, "cohere"),
 ]
+
+
+# Path, body, optional fields.
+OPTIONAL = [
+    ("/embed", {"inputs": "a"},
+     ["model", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"]),
+    ("/embed_all", {"inputs": "a"}, ["model", "truncate", "truncation_direction", "prompt_name"]),
+    ("/predict", {"inputs": "a"},
+     ["model", "truncate", "truncation_direction", "raw_scores", "parameters"]),
+    ("/rerank", {"query": "a", "texts": ["b"]},
+     ["model", "truncate", "truncation_direction", "raw_scores", "return_text"]),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+     ["model", "parameters"]),
+    ("/tokenize", {"inputs": "a"}, ["model", "add_special_tokens", "prompt_name"]),
+    ("/decode", {"ids": [101]}, ["model", "skip_special_tokens"]),
+    ("/tag", {"inputs": "a"}, ["model", "join"]),
+    ("/answer", {"inputs": "a", "question": "b"}, ["model", "top"]),
+    ("/fill_mask", {"inputs": "a [MASK]"}, ["model", "top"]),
+    ("/attention", {"inputs": "a"}, ["model", "pair", "layer", "head", "format"]),
+    ("/v1/embeddings", {"model": MINILM, "input": "a"}, ["encoding_format", "dimensions", "user"]),
+]
+
+
+@pytest.mark.parametrize("path, body, fields", OPTIONAL, ids=[path for path, *_ in OPTIONAL])
+def test_null_in_an_optional_field_means_the_default(models, path, body, fields):
+    expected = models.json(path, body)
+    assert_same_json(models.json(path, body | dict.fromkeys(fields)), expected)
 
 
 class TestErrors:
@@ -423,6 +455,13 @@ class TestErrors:
     def test_an_invalid_request_has_the_documented_status(self, models, path, body, status, interface):
         response = models.post(path, body)
         assert_error(response, status, interface)
+
+    @pytest.mark.parametrize("value", [1, "nope", ["first"], {"first": None}])
+    def test_the_error_of_a_choice_lists_the_choices(self, models, value):
+        response = models.post("/tag", {"inputs": "a", "join": value})
+        assert_error(response, 422)
+        for choice in ("none", "simple", "first", "average", "max"):
+            assert f"`{choice}`" in response.json()["error"], describe(response)
 
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/tag", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),

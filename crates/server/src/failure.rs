@@ -14,6 +14,10 @@ use utoipa::{
     openapi::{Content, Ref, RefOr, Response as Documented, ResponseBuilder},
 };
 
+/// Maximum size, in bytes, of the message and of the field name of a failure. Both may contain
+/// parts of the request.
+const MAX_MESSAGE: usize = 1 << 10;
+
 /// The interface that a route belongs to. It determines the form of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
@@ -152,7 +156,8 @@ impl Kind {
 
 impl Failure {
     pub fn new(kind: Kind, message: impl ToString) -> Self {
-        Self { kind, message: message.to_string(), field: None, retry_after: None, closes: false }
+        let message = shorten(message.to_string());
+        Self { kind, message, field: None, retry_after: None, closes: false }
     }
 
     /// The failure for an invalid value of the field `field`.
@@ -171,12 +176,12 @@ impl Failure {
     }
 
     pub fn with_field(self, field: &str) -> Self {
-        Self { field: Some(field.to_string()), ..self }
+        Self { field: Some(shorten(field.to_string())), ..self }
     }
 
     /// Puts the name of an input before the message.
     pub fn with_name(self, name: &str) -> Self {
-        Self { message: format!("{name}: {}", self.message), ..self }
+        Self { message: shorten(format!("{name}: {}", self.message)), ..self }
     }
 
     /// Sets whether the body of the request was read. If not, the response closes the connection.
@@ -232,6 +237,16 @@ impl Failure {
         }
         response
     }
+}
+
+/// Truncates a text of more than [`MAX_MESSAGE`] bytes at the boundary of a character, and appends
+/// an ellipsis.
+fn shorten(text: String) -> String {
+    if text.len() <= MAX_MESSAGE {
+        return text;
+    }
+    let end = (0..=MAX_MESSAGE).rev().find(|&end| text.is_char_boundary(end));
+    format!("{}…", &text[..end.unwrap_or(0)])
 }
 
 /// Adds the failure to the response as an extension. The middleware in [`crate::responses`],
@@ -384,4 +399,21 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (kind.status(interface).as_str().to_string(), response.into())
     };
     kinds.into_iter().chain(of_tei).map(response).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_messages_and_field_names_are_truncated() {
+        let short = "é".repeat(MAX_MESSAGE / 2);
+        let failure = Failure::invalid(&short, &short);
+        assert_eq!((failure.message(), failure.field.as_deref()), (&*short, Some(&*short)));
+        let long = format!("a{}", "é".repeat(MAX_MESSAGE));
+        let failure = Failure::invalid(&long, &long).with_name("text 0");
+        for text in [failure.message(), failure.field.as_deref().unwrap()] {
+            assert!(text.ends_with("é…") && text.len() <= MAX_MESSAGE + "…".len(), "{text}");
+        }
+    }
 }

@@ -39,6 +39,9 @@ const DISCARD_TIME: Duration = Duration::from_secs(1);
 /// another thread.
 const LARGE_BODY: usize = 64 << 10;
 
+/// Maximum number of bytes that are allocated for a body before any of it has arrived.
+const FIRST_CAPACITY: usize = 64 << 10;
+
 /// The parsed body of a request, with the reservation of its bytes.
 pub struct Input<T> {
     pub value: T,
@@ -190,8 +193,9 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     if declared > max {
         return Err(too_large().with_body_read(discard(request.into_body()).await));
     }
+    let mut bytes = Vec::with_capacity(declared.min(FIRST_CAPACITY));
     // Unwritten pages take no physical memory, so only received bytes are counted.
-    let (mut bytes, mut reserved) = (Vec::with_capacity(declared), models.body_reservation());
+    let mut reserved = models.body_reservation();
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {

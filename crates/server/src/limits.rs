@@ -34,8 +34,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The largest value of `max_texts`. In a field such as `inputs`, which takes one text or a
-    /// list, the JSON parser accepts lists of at most twice as many elements.
+    /// The largest value of `max_texts`. The JSON parser accepts lists of at most twice as many
+    /// elements.
     pub const MAX_TEXTS: usize = 1 << 20;
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    ops::Range,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -117,9 +118,22 @@ impl Models {
         self.0.metrics.loaded.set(loaded as i64);
         let named: Named =
             models.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+        self.inherit_speeds(&named);
         let named = (!named.is_empty()).then(|| Arc::new(named));
         *self.0.named.write().unwrap_or_else(PoisonError::into_inner) = named;
         Ok(())
+    }
+
+    /// Copies the measured speed of each current model to the new model of the same name, so that
+    /// [`Limits::max_wait`] holds from the first request on.
+    fn inherit_speeds(&self, new: &Named) {
+        let current = self.all().unwrap_or_default();
+        let pair = |(name, model): &(String, Arc<Model>)| {
+            let (_, old) = current.iter().find(|(known, _)| known == name)?;
+            Some((old.number(), model.number()))
+        };
+        let pairs: Vec<(u64, u64)> = new.iter().filter_map(pair).collect();
+        self.0.engine.inherit_speeds(&pairs);
     }
 
     /// Makes `/health` fail, so that load balancers send no more requests. Other routes still
@@ -249,89 +263,85 @@ impl Models {
         }
     }
 
-    /// Runs a tokenizer on texts of `bytes` bytes. The argument of `tokenize` is a stop flag for
-    /// [`by_chunks`].
+    /// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text. `length` returns the
+    /// number of bytes of a text, or of a pair; `name_of` returns its name in errors. Each group
+    /// takes a permit of its own, so that requests of few texts need not wait for all groups of
+    /// larger requests. If the future is dropped, the groups that have not begun are not tokenized.
     ///
     /// # Errors
-    /// The errors of `tokenize`; [`Kind::Internal`] if it panics on another thread.
-    pub(crate) async fn tokenize<T: Send + 'static>(
+    /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; the errors of `tokenize`;
+    /// [`Kind::Internal`] if it panics on another thread.
+    pub(crate) async fn tokenize<I: Send + Sync + 'static, T: Send + 'static>(
         &self,
-        bytes: usize,
-        tokenize: impl FnOnce(&AtomicBool) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Failure> {
+        texts: Arc<Vec<I>>,
+        length: impl Fn(&I) -> usize,
+        name_of: impl Fn(usize) -> String,
+        tokenize: impl Fn(&[I]) -> Result<Vec<T>, Failure> + Send + Sync + 'static,
+    ) -> Result<Vec<T>, Failure> {
+        let groups = groups(&texts, &length, name_of)?;
         let start = Instant::now();
-        let result = if bytes <= INLINE_BYTES {
-            tokenize(&AtomicBool::new(false))
-        } else {
-            // Dropping this future does not stop a running task, but sets its flag. The task reads
-            // the flag before each group of texts, and keeps its permit until it ends.
-            let permit = self.0.tokenizing.clone().acquire_owned().await;
-            let stop = StopOnDrop(Arc::default());
-            let flag = stop.0.clone();
-            let task = tokio::task::spawn_blocking(move || {
-                let result = tokenize(&flag);
-                drop(permit);
-                result
-            });
-            let result = task.await;
-            result.unwrap_or_else(|_| {
-                let message = "the tokenizer panicked: this is a defect of the server";
-                Err(Failure::new(Kind::Internal, message))
-            })
+        let is_small = texts.iter().map(length).sum::<usize>() <= INLINE_BYTES;
+        let result = match is_small {
+            true => tokenize(&texts),
+            false => self.tokenize_groups(texts, groups, Arc::new(tokenize)).await,
         };
         self.0.metrics.stage(Stage::Tokenize).observe(start.elapsed().as_secs_f64());
         result
     }
-}
 
-/// A guard that sets the flag when it is dropped.
-struct StopOnDrop(Arc<AtomicBool>);
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+    async fn tokenize_groups<I: Send + Sync + 'static, T: Send + 'static>(
+        &self,
+        texts: Arc<Vec<I>>,
+        groups: Vec<Range<usize>>,
+        tokenize: Arc<impl Fn(&[I]) -> Result<Vec<T>, Failure> + Send + Sync + 'static>,
+    ) -> Result<Vec<T>, Failure> {
+        let mut all = Vec::with_capacity(texts.len());
+        for group in groups {
+            // The semaphore gives its permits in the order of the calls.
+            let permit = self.0.tokenizing.clone().acquire_owned().await;
+            let (texts, tokenize) = (texts.clone(), tokenize.clone());
+            // The task keeps its permit until it ends, even if this future is dropped.
+            let task = tokio::task::spawn_blocking(move || {
+                let result = tokenize(&texts[group]);
+                drop(permit);
+                result
+            });
+            let tokens = task.await.map_err(|_| {
+                let message = "the tokenizer panicked: this is a defect of the server";
+                Failure::new(Kind::Internal, message)
+            })?;
+            all.extend(tokens?);
+        }
+        Ok(all)
     }
 }
 
-/// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, since a tokenizer needs many
-/// times the memory of its texts. A pair of texts counts as one text. `name_of` returns the name of
-/// a text in errors.
+/// Splits texts into groups of at most [`CHUNK_BYTES`], or one text, since a tokenizer needs many
+/// times the memory of its texts.
 ///
 /// # Errors
-/// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; [`Kind::Timeout`] if `stop` is
-/// set; the errors of `tokenize`.
-pub(crate) fn by_chunks<I, T>(
+/// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`].
+fn groups<I>(
     texts: &[I],
     length: impl Fn(&I) -> usize,
     name_of: impl Fn(usize) -> String,
-    stop: &AtomicBool,
-    mut tokenize: impl FnMut(&[I]) -> Result<Vec<T>, Failure>,
-) -> Result<Vec<T>, Failure> {
-    if let Some(index) = texts.iter().position(|text| length(text) > MAX_TEXT_BYTES) {
-        let got = length(&texts[index]);
-        let name = name_of(index);
-        let message = format!("{name} has {got} bytes: expected at most {MAX_TEXT_BYTES}");
-        return Err(Failure::new(Kind::TooLarge, message));
-    }
-    let mut all = Vec::with_capacity(texts.len());
-    let mut start = 0;
-    while start < texts.len() {
-        if stop.load(Ordering::Relaxed) {
-            return Err(Failure::new(
-                Kind::Timeout,
-                "the client closed the connection, or the request timed out",
-            ));
+) -> Result<Vec<Range<usize>>, Failure> {
+    let (mut groups, mut start, mut bytes) = (vec![], 0, 0);
+    for (index, text) in texts.iter().enumerate() {
+        let got = length(text);
+        if got > MAX_TEXT_BYTES {
+            let name = name_of(index);
+            let message = format!("{name} has {got} bytes: expected at most {MAX_TEXT_BYTES}");
+            return Err(Failure::new(Kind::TooLarge, message));
         }
-        let mut bytes = 0;
-        let fits = |text: &&I| {
-            bytes += length(text);
-            bytes <= CHUNK_BYTES
-        };
-        let count = texts[start..].iter().take_while(fits).count().max(1);
-        all.extend(tokenize(&texts[start..start + count])?);
-        start += count;
+        if index > start && bytes + got > CHUNK_BYTES {
+            groups.push(start..index);
+            (start, bytes) = (index, 0);
+        }
+        bytes += got;
     }
-    Ok(all)
+    groups.push(start..texts.len());
+    Ok(groups)
 }
 
 /// The name of a text in errors, for a field that is a list.
@@ -341,30 +351,79 @@ pub(crate) fn text_name(index: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
-    #[test]
-    fn texts_are_tokenized_in_groups_of_bounded_size() {
-        let texts = [200_000, 100_000, 10, 300_000, 5].map(|length| "x".repeat(length));
-        let mut groups = vec![];
-        let lengths = by_chunks(&texts, String::len, text_name, &AtomicBool::new(false), |texts| {
-            groups.push(texts.len());
-            Ok(texts.iter().map(String::len).collect())
-        });
-        assert_eq!(lengths.unwrap(), [200_000, 100_000, 10, 300_000, 5]);
-        assert_eq!(groups, [1, 2, 1, 1]);
+    /// Texts of four groups.
+    fn large() -> Arc<Vec<String>> {
+        Arc::new(vec!["x".repeat(CHUNK_BYTES); 4])
+    }
+
+    /// Models whose requests share one permit to tokenize.
+    fn with_one_permit() -> Models {
+        let models = Models::new(Limits::default()).unwrap();
+        models.0.tokenizing.forget_permits(models.0.tokenizing.available_permits() - 1);
+        models
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
     }
 
     #[test]
-    fn huge_texts_and_abandoned_requests_are_not_tokenized() {
-        let huge = ["x".repeat(MAX_TEXT_BYTES + 1)];
-        let never = |_: &[String]| -> Result<Vec<()>, Failure> { unreachable!() };
-        let refused =
-            by_chunks(&huge, String::len, text_name, &AtomicBool::new(false), never).unwrap_err();
+    fn groups_have_a_bounded_size() {
+        let texts = [200_000, 100_000, 10, 300_000, 5].map(|length| "x".repeat(length));
+        assert_eq!(groups(&texts, String::len, text_name).unwrap(), [0..1, 1..3, 3..4, 4..5]);
+        let huge = ["x".to_string(), "x".repeat(MAX_TEXT_BYTES + 1)];
+        let refused = groups(&huge, String::len, text_name).unwrap_err();
         assert_eq!(refused.kind(), Kind::TooLarge);
-        let small = ["x".to_string()];
-        let stopped =
-            by_chunks(&small, String::len, text_name, &AtomicBool::new(true), never).unwrap_err();
-        assert_eq!(stopped.kind(), Kind::Timeout);
+        assert!(refused.message().starts_with("text 1 has"), "{}", refused.message());
+    }
+
+    #[test]
+    fn a_small_request_is_tokenized_between_the_groups_of_a_large_one() {
+        let models = with_one_permit();
+        let order = Arc::new(Mutex::new(vec![]));
+        let request = |name: &'static str, texts| {
+            let order = order.clone();
+            models.tokenize(texts, String::len, text_name, move |texts: &[String]| {
+                order.lock().unwrap().push(name);
+                Ok(texts.iter().map(String::len).collect())
+            })
+        };
+        let small = Arc::new(vec!["x".repeat(INLINE_BYTES + 1)]);
+        let (large, small, ()) = block_on(async {
+            let permit = models.0.tokenizing.acquire().await;
+            // Both requests wait when the permit is returned.
+            let release = async { drop(permit) };
+            tokio::join!(request("large", large()), request("small", small), release)
+        });
+        assert_eq!(
+            (large.unwrap(), small.unwrap()),
+            (vec![CHUNK_BYTES; 4], vec![INLINE_BYTES + 1])
+        );
+        assert_eq!(*order.lock().unwrap(), ["large", "small", "large", "large", "large"]);
+    }
+
+    #[test]
+    fn the_remaining_groups_of_an_abandoned_request_are_not_tokenized() {
+        let models = with_one_permit();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        let request = models.tokenize(large(), String::len, text_name, move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(Vec::<()>::new())
+        });
+        block_on(async {
+            let mut request = Box::pin(request);
+            let poll = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(request.as_mut().poll(context).is_ready())
+            });
+            assert!(!poll.await);
+            drop(request);
+            drop(models.0.tokenizing.acquire().await); // the group that had begun has ended
+        });
+        assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! Source: <https://docs.cohere.com/reference/rerank>, <https://jina.ai/reranker>.
 
+use std::sync::Arc;
+
 use axum::{extract::State, response::Response};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
     embedding::Options,
-    nested::TextOrObject,
+    nested::{TextOrObject, list},
     ranking::{self, descending, refuse},
     response,
 };
@@ -29,6 +31,7 @@ pub struct RerankRequest {
     #[schema(example = "something to eat")]
     query: String,
     #[schema(min_items = 1)]
+    #[serde(deserialize_with = "list")]
     documents: Vec<Document>,
     /// Number of results [default: all]
     #[serde(default)]
@@ -46,7 +49,8 @@ pub struct RerankRequest {
     max_chunks_per_doc: Option<usize>,
     /// Not supported: documents have one field, `text`
     #[serde(default)]
-    rank_fields: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<String>>)]
+    rank_fields: Option<Vec<IgnoredAny>>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -194,6 +198,7 @@ async fn rerank(
         return Err(Failure::invalid("top_n", "top_n is 0: expected at least 1"));
     }
     let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
+    let documents = Arc::new(documents);
     let returned = (return_documents == Some(true)).then(|| documents.clone());
     let texts = documents.len();
     let options = Options { truncate: Some(true), ..Options::new("documents") };

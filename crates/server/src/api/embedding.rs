@@ -1,6 +1,6 @@
 //! Computes the vectors or hidden states of texts or token ids, for all routes that embed.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
 use encoder::{
     EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, TokenizedTexts, TruncationSide,
@@ -14,7 +14,7 @@ use crate::{
     engine::{Sequence, Values, token_count},
     failure::{Failure, Kind},
     model::{Model, Task},
-    models::{Found, by_chunks, text_name},
+    models::{Found, text_name},
 };
 
 /// Texts, or texts as token ids.
@@ -207,34 +207,31 @@ async fn tokenize(
     options: Options,
 ) -> Result<Vec<Sequence>, Failure> {
     let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
-    let (count, bytes) = match &texts {
-        TextsOrIds::Text(text) => (1, text.len()),
-        TextsOrIds::Texts(texts) => (texts.len(), texts.iter().map(String::len).sum()),
-        TextsOrIds::Ids(ids) => (ids.len().min(1), 0),
-        TextsOrIds::IdLists(lists) => (lists.len(), 0),
+    let count = match &texts {
+        TextsOrIds::Text(_) => 1,
+        TextsOrIds::Texts(texts) => texts.len(),
+        TextsOrIds::Ids(ids) => ids.len().min(1),
+        TextsOrIds::IdLists(lists) => lists.len(),
     };
     check_count(models, count, options.field)?;
-    let embedder = embedder.clone();
-    let tokenize = move |stop: &AtomicBool| {
-        let texts = match texts {
-            TextsOrIds::Text(text) => vec![text],
-            TextsOrIds::Texts(texts) => texts,
-            TextsOrIds::Ids(ids) => return sequences_from_ids(&embedder, vec![ids], &options),
-            TextsOrIds::IdLists(lists) => return sequences_from_ids(&embedder, lists, &options),
-        };
-        let prompt = options.prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named);
-        let embed_options =
-            EmbedOptions::new().with_prompt(prompt).with_long_texts(LongTexts::Truncate);
-        let embedder = match options.truncation_direction {
-            None => embedder,
-            Some(side) => Arc::new(Embedder::clone(&embedder).with_truncation_side(side.into())),
-        };
-        let tokenized = by_chunks(&texts, String::len, options.name_of, stop, |texts| {
-            Ok(embedder.tokenize(texts, embed_options)?.into_sequences())
-        });
-        sequences(tokenized?, truncate, options.name_of)
+    let texts = match texts {
+        TextsOrIds::Text(text) => vec![text],
+        TextsOrIds::Texts(texts) => texts,
+        TextsOrIds::Ids(ids) => return sequences_from_ids(embedder, vec![ids], &options),
+        TextsOrIds::IdLists(lists) => return sequences_from_ids(embedder, lists, &options),
     };
-    models.tokenize(bytes, tokenize).await
+    let Options { name_of, truncation_direction, prompt_name, .. } = options;
+    let embedder = match truncation_direction {
+        None => embedder.clone(),
+        Some(side) => Arc::new(Embedder::clone(embedder).with_truncation_side(side.into())),
+    };
+    let tokenize = move |texts: &[String]| {
+        let prompt = prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named);
+        let options = EmbedOptions::new().with_prompt(prompt).with_long_texts(LongTexts::Truncate);
+        Ok(embedder.tokenize(texts, options)?.into_sequences())
+    };
+    let tokenized = models.tokenize(Arc::new(texts), String::len, name_of, tokenize).await?;
+    sequences(tokenized, truncate, name_of)
 }
 
 fn sequences_from_ids(

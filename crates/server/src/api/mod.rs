@@ -2,6 +2,7 @@
 
 mod cohere;
 mod embedding;
+mod fields;
 mod nested;
 mod openai;
 mod ranking;

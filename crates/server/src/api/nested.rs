@@ -78,12 +78,11 @@ impl Nested {
 /// routes have lower limits, with better messages.
 const MAX_ELEMENTS: usize = 2 * Limits::MAX_TEXTS;
 
-/// The elements of a list: `first`, then the rest from `seq`.
+/// The elements of a list: those in `all`, then the rest from `seq`.
 fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(
-    first: T,
+    mut all: Vec<T>,
     mut seq: S,
 ) -> Result<Vec<T>, S::Error> {
-    let mut all = vec![first];
     while let Some(next) = seq.next_element()? {
         if all.len() == MAX_ELEMENTS {
             return Err(Error::custom(format!("a list has more than {MAX_ELEMENTS} elements")));
@@ -91,6 +90,27 @@ fn rest<'de, T: Deserialize<'de>, S: SeqAccess<'de>>(
         all.push(next);
     }
     Ok(all)
+}
+
+/// Deserialises a list of at most [`MAX_ELEMENTS`] elements.
+pub fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    deserializer.deserialize_seq(ElementsVisitor(PhantomData))
+}
+
+struct ElementsVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ElementsVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, seq: S) -> Result<Vec<T>, S::Error> {
+        rest(vec![], seq)
+    }
 }
 
 struct NestedVisitor;
@@ -109,9 +129,9 @@ impl<'de> Visitor<'de> for NestedVisitor {
     fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Nested, S::Error> {
         Ok(match seq.next_element()? {
             None => Nested::Empty,
-            Some(First::Text(text)) => Nested::Texts(rest(text, seq)?),
-            Some(First::Id(id)) => Nested::Ids(rest(id, seq)?),
-            Some(First::List(list)) => Nested::Lists(rest(list, seq)?),
+            Some(First::Text(text)) => Nested::Texts(rest(vec![text], seq)?),
+            Some(First::Id(id)) => Nested::Ids(rest(vec![id], seq)?),
+            Some(First::List(list)) => Nested::Lists(rest(vec![list], seq)?),
         })
     }
 }
@@ -186,8 +206,8 @@ impl<'de> Visitor<'de> for ListVisitor {
     fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<List, S::Error> {
         Ok(match seq.next_element()? {
             None => List::Empty,
-            Some(First::Text(text)) => List::Texts(rest(text, seq)?),
-            Some(First::Id(id)) => List::Ids(rest(id, seq)?),
+            Some(First::Text(text)) => List::Texts(rest(vec![text], seq)?),
+            Some(First::Id(id)) => List::Ids(rest(vec![id], seq)?),
             Some(First::List(_)) => {
                 return Err(Error::custom(
                     "lists are nested too deep: expected at most two levels",
@@ -241,6 +261,14 @@ mod tests {
         let parse = |json: &str| serde_json::from_str::<Nested>(json).map_err(|e| e.to_string());
         let Ok(Nested::Ids(ids)) = parse(&json(MAX_ELEMENTS)) else { panic!("expected ids") };
         assert_eq!(ids.len(), MAX_ELEMENTS);
+        let error = parse(&json(MAX_ELEMENTS + 1)).unwrap_err();
+        assert!(error.starts_with("a list has more than 2097152 elements"), "{error}");
+        let parse = |json: &str| {
+            let ids = list::<u8, _>(&mut serde_json::Deserializer::from_str(json));
+            ids.map_err(|error| error.to_string())
+        };
+        assert_eq!(parse("[1, 1]"), Ok(vec![1, 1]));
+        assert_eq!(parse(&json(MAX_ELEMENTS)).map(|ids| ids.len()), Ok(MAX_ELEMENTS));
         let error = parse(&json(MAX_ELEMENTS + 1)).unwrap_err();
         assert!(error.starts_with("a list has more than 2097152 elements"), "{error}");
     }

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 
 use super::{
     embedding::{self, Options, TextsOrIds},
+    fields::optional_choice,
     response_of_size,
 };
 use crate::{
@@ -29,7 +30,7 @@ pub struct EmbeddingsRequest {
     #[schema(example = "all-MiniLM-L6-v2")]
     model: String,
     input: TextsOrIds,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_choice")]
     encoding_format: Option<EncodingFormat>,
     /// Truncate the vectors to this many values, and normalise the truncated vectors if the model
     /// normalises

@@ -1,7 +1,7 @@
 //! Computes the scores of documents for a query, for all routes that rank, and the logits of texts
 //! and pairs.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
 use encoder::{Prompt, TextClassifier, Tokens};
 
@@ -14,7 +14,7 @@ use crate::{
     engine::{Values, token_count},
     failure::{Failure, Kind},
     model::Task,
-    models::{Found, by_chunks},
+    models::Found,
 };
 
 /// The score of each document, in the order of the request, and the number of tokens.
@@ -47,52 +47,47 @@ pub async fn score_documents(
     models: &Models,
     found: &Found<TextClassifier>,
     query: String,
-    documents: Vec<String>,
+    documents: Arc<Vec<String>>,
     options: Options,
     raw: bool,
 ) -> Result<DocumentScores, Failure> {
     check_count(models, documents.len(), options.field)?;
     let options = Options { name_of: |i| format!("query with text {i}"), ..options };
-    let bytes = documents.iter().map(|document| document.len() + query.len()).sum();
     check_size("query", &query).map_err(|failure| failure.with_field("query"))?;
-    let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
-        // The tokens of the query are copied for each document.
-        let length = |document: &String| document.len() + query.len();
-        by_chunks(&documents, length, options.name_of, stop, |documents| {
-            Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
-        })
+    let query_length = query.len();
+    // The tokens of the query are copied for each document.
+    let length = |document: &String| document.len() + query_length;
+    let tokenize = move |classifier: &TextClassifier, documents: &[String]| {
+        Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
     };
-    let (logits, tokens) = logits(models, found, bytes, options, tokenize).await?;
+    let (logits, tokens) = logits(models, found, documents, length, options, tokenize).await?;
     let scores = if raw { logits } else { found.pipeline.pair_scores(logits)? };
     Ok(DocumentScores { scores: scores.concat(), tokens })
 }
 
-/// The logits of the sequences that `tokenize` returns, and the number of tokens. `bytes` is the
-/// length of the texts.
-pub async fn logits<F>(
+/// The logits of texts or pairs, and the number of tokens. `length` returns the number of bytes of
+/// a text or pair.
+pub async fn logits<I: Send + Sync + 'static>(
     models: &Models,
     found: &Found<TextClassifier>,
-    bytes: usize,
+    texts: Arc<Vec<I>>,
+    length: impl Fn(&I) -> usize,
     options: Options,
-    tokenize: F,
-) -> Result<(Values, usize), Failure>
-where
-    F: FnOnce(&TextClassifier, &AtomicBool) -> Result<Vec<Tokens>, Failure> + Send + 'static,
-{
-    let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
-    let classifier = found.pipeline.clone();
-    let tokenize = move |stop: &AtomicBool| {
-        let classifier = match options.truncation_direction {
-            None => classifier,
-            Some(side) => {
-                let classifier = TextClassifier::clone(&classifier);
-                Arc::new(classifier.with_truncation_side(side.into()))
-            }
-        };
-        let tokens = tokenize(&classifier, stop)?;
-        sequences(tokens.into_iter().map(|tokens| (tokens, 0)).collect(), truncate, options.name_of)
+    tokenize: impl Fn(&TextClassifier, &[I]) -> Result<Vec<Tokens>, Failure> + Send + Sync + 'static,
+) -> Result<(Values, usize), Failure> {
+    let Options { truncate, truncation_direction, name_of, .. } = options;
+    let truncate = truncate.unwrap_or(models.limits().auto_truncate);
+    let classifier = match truncation_direction {
+        None => found.pipeline.clone(),
+        Some(side) => {
+            let classifier = TextClassifier::clone(&found.pipeline);
+            Arc::new(classifier.with_truncation_side(side.into()))
+        }
     };
-    let sequences = models.tokenize(bytes, tokenize).await?;
+    let tokenize = move |texts: &[I]| tokenize(&classifier, texts);
+    let tokens = models.tokenize(texts, length, name_of, tokenize).await?;
+    let tokens = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
+    let sequences = sequences(tokens, truncate, name_of)?;
     let tokens = token_count(&sequences);
     let target = found.model.logits(found.pipeline.clone());
     Ok((models.engine().compute(target, sequences).await?, tokens))

@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderValue, header},
     response::{Html, IntoResponse, Response},
 };
-use encoder::{Aggregation, Candidate, CharacterPositions, TextAttention};
+use encoder::{Aggregation, Candidate, CharacterPositions, TextAttention, TextClassifier};
 use picture::{HeadChoice, all_heads, choose, document, html_page};
 use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
@@ -21,6 +21,7 @@ use utoipa::ToSchema;
 use super::{
     check_count, check_response, check_size, counted,
     embedding::{Options, Texts},
+    fields::optional_choice,
     large_response,
     nested::Scalar,
     ranking, response_of_size,
@@ -30,7 +31,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::{Model, Task},
-    models::{by_chunks, text_name},
+    models::text_name,
     responses::Computed,
 };
 
@@ -87,12 +88,11 @@ pub async fn classify(
     check_count(&models, texts.len(), "inputs")?;
     let values = texts.len() * found.pipeline.labels().names().len();
     check_response(values, "inputs")?;
-    let (given, bytes) = (texts.clone(), texts.iter().map(String::len).sum());
+    let given = Arc::new(texts.clone());
     // As in the command, long texts are truncated.
     let options = Options { truncate: Some(true), ..Options::new("inputs") };
-    let logits = ranking::logits(&models, &found, bytes, options, move |classifier, stop| {
-        by_chunks(&given, String::len, text_name, stop, |texts| Ok(classifier.tokenize(texts)?))
-    });
+    let tokenize = |classifier: &TextClassifier, texts: &[String]| Ok(classifier.tokenize(texts)?);
+    let logits = ranking::logits(&models, &found, given, String::len, options, tokenize);
     let (logits, tokens) = logits.await?;
     let scores = found.pipeline.label_scores(logits);
     let names = found.pipeline.labels().distinct_names();
@@ -132,8 +132,8 @@ pub struct TagRequest {
     model: Option<String>,
     inputs: Texts,
     /// How to join tokens into entities [default: simple]
-    #[serde(default)]
-    join: Join,
+    #[serde(default, deserialize_with = "optional_choice")]
+    join: Option<Join>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize, ToSchema)]
@@ -194,6 +194,7 @@ pub async fn tag(
     request: Input<TagRequest>,
 ) -> Result<Response, Failure> {
     let TagRequest { model, inputs, join } = request.value;
+    let join = join.unwrap_or_default();
     let found = models.find(model.as_deref(), "token_classification", |task| match task {
         Task::TokenClassification(classifier) => Some(classifier.clone()),
         _ => None,
@@ -226,13 +227,9 @@ pub struct AnswerRequest {
     /// The texts in which to find answers
     inputs: Texts,
     /// Number of answers per text [default: 1]
-    #[serde(default = "one")]
+    #[serde(default)]
     #[schema(minimum = 1, maximum = 1000)]
-    top: usize,
-}
-
-fn one() -> usize {
-    1
+    top: Option<usize>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -260,7 +257,7 @@ pub async fn answer_question(
     request: Input<AnswerRequest>,
 ) -> Result<Response, Failure> {
     let AnswerRequest { model, question, inputs, top } = request.value;
-    check_top(top)?;
+    let top = checked_top(top, 1)?;
     check_size("question", &question)?;
     let found = models.find(model.as_deref(), "question_answering", |task| match task {
         Task::QuestionAnswering(answerer) => Some(answerer.clone()),
@@ -291,13 +288,9 @@ pub struct FillMaskRequest {
     model: Option<String>,
     inputs: Texts,
     /// Number of candidates per mask token [default: 5]
-    #[serde(default = "five")]
+    #[serde(default)]
     #[schema(minimum = 1, maximum = 1000)]
-    top: usize,
-}
-
-fn five() -> usize {
-    5
+    top: Option<usize>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -329,7 +322,7 @@ pub async fn fill_mask(
     request: Input<FillMaskRequest>,
 ) -> Result<Response, Failure> {
     let FillMaskRequest { model, inputs, top } = request.value;
-    check_top(top)?;
+    let top = checked_top(top, 5)?;
     let found = models.find(model.as_deref(), "fill_mask", |task| match task {
         Task::FillMask(filler) => Some(filler.clone()),
         _ => None,
@@ -386,11 +379,14 @@ async fn for_each<T: Serialize + Send + 'static>(
     Ok(response_of_size(models, &all, computed, values.max(VALUES_PER_ENTITY * tokens)))
 }
 
+/// The value of `top`, or the default.
+///
 /// # Errors
 /// [`Kind::Invalid`] if `top` is 0 or more than [`MAX_TOP`].
-fn check_top(top: usize) -> Result<(), Failure> {
+fn checked_top(top: Option<usize>, default: usize) -> Result<usize, Failure> {
+    let top = top.unwrap_or(default);
     match (1..=MAX_TOP).contains(&top) {
-        true => Ok(()),
+        true => Ok(top),
         false => Err(Failure::invalid("top", format!("top is {top}: expected 1 to {MAX_TOP}"))),
     }
 }
@@ -417,8 +413,8 @@ pub struct AttentionRequest {
     #[serde(default)]
     head: Option<Head>,
     /// Form of the response [default: json]
-    #[serde(default)]
-    format: Format,
+    #[serde(default, deserialize_with = "optional_choice")]
+    format: Option<Format>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -486,6 +482,7 @@ pub async fn attention(
     request: Input<AttentionRequest>,
 ) -> Result<Response, Failure> {
     let AttentionRequest { model, inputs, pair, layer, head, format } = request.value;
+    let format = format.unwrap_or_default();
     let (name, model) = models.any(model.as_deref())?;
     let head = match head {
         None => HeadChoice::Mean,
@@ -530,18 +527,23 @@ async fn count_tokens(
     text: &str,
     pair: Option<&str>,
 ) -> Result<usize, Failure> {
-    let bytes = text.len() + pair.map_or(0, str::len);
-    let (text, pair) = (text.to_string(), pair.map(str::to_string));
+    type Inputs = (String, Option<String>);
+    let inputs: Inputs = (text.to_string(), pair.map(str::to_string));
+    let length = |(text, pair): &Inputs| text.len() + pair.as_ref().map_or(0, String::len);
     let model = model.clone();
-    let tokens = models.tokenize(bytes, move |_stop| {
+    let count = move |inputs: &[Inputs]| {
         let tokenizer = model.tokenizer();
-        let tokens = match pair {
-            None => tokenizer.encode(&[text])?,
-            Some(pair) => tokenizer.encode_pairs(&[(text, pair)])?,
+        let count = |(text, pair): &Inputs| {
+            let tokens = match pair {
+                None => tokenizer.encode(&[text])?,
+                Some(pair) => tokenizer.encode_pairs(&[(text, pair)])?,
+            };
+            Ok(tokens[0].input_ids.len())
         };
-        Ok(tokens[0].input_ids.len())
-    });
-    tokens.await
+        inputs.iter().map(count).collect()
+    };
+    let counts = models.tokenize(Arc::new(vec![inputs]), length, text_name, count).await?;
+    Ok(counts[0])
 }
 
 fn draw(

@@ -2,7 +2,10 @@
 //!
 //! Source: <https://huggingface.github.io/text-embeddings-inference/>.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use axum::{extract::State, response::Response};
 use encoder::{Prompt, TextClassifier, Tokens};
@@ -12,8 +15,9 @@ use utoipa::ToSchema;
 use super::{
     check_count, check_response,
     embedding::{self, Direction, Options, Texts, TextsOrIds},
+    fields::{object, optional_choice, optional_object},
     large_response,
-    nested::Nested,
+    nested::{Nested, list},
     ranking::{self, descending},
     response, response_of_size,
 };
@@ -22,7 +26,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::{FieldType, Input, Partial},
     model::Task,
-    models::{by_chunks, text_name},
+    models::text_name,
     responses::Computed,
 };
 
@@ -38,7 +42,7 @@ pub struct EmbedRequest {
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_choice")]
     truncation_direction: Option<Direction>,
     /// Name of the model's prompt to put before each text
     #[serde(default)]
@@ -102,7 +106,7 @@ pub struct EmbedAllRequest {
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_choice")]
     truncation_direction: Option<Direction>,
     /// Name of the model's prompt to put before each text
     #[serde(default)]
@@ -145,13 +149,13 @@ pub struct PredictRequest {
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_choice")]
     truncation_direction: Option<Direction>,
-    /// Return logits instead of scores
+    /// Return logits instead of scores [default: false]
     #[serde(default)]
-    raw_scores: bool,
+    raw_scores: Option<bool>,
     /// An empty object, which clients of Hugging Face send; it has no effect
-    #[serde(default, rename = "parameters")]
+    #[serde(default, rename = "parameters", deserialize_with = "optional_object")]
     _parameters: Option<NoParameters>,
 }
 
@@ -245,14 +249,15 @@ pub async fn predict(
     let values = texts * found.pipeline.labels().names().len();
     check_response(values, "inputs")?;
     let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
-    let bytes = pairs.iter().map(length).sum();
     let name_of = |index| format!("text or pair {index}");
     let options = Options { name_of, truncate, truncation_direction, ..Options::new("inputs") };
-    let tokenize = move |classifier: &TextClassifier, stop: &AtomicBool| {
-        by_chunks(&pairs, length, name_of, stop, |pairs| tokenize_mixed(classifier, pairs))
+    let pairs = Arc::new(pairs);
+    let logits = ranking::logits(&models, &found, pairs, length, options, tokenize_mixed);
+    let (logits, tokens) = logits.await?;
+    let scores = match raw_scores {
+        Some(true) => logits,
+        Some(false) | None => found.pipeline.label_scores(logits),
     };
-    let (logits, tokens) = ranking::logits(&models, &found, bytes, options, tokenize).await?;
-    let scores = if raw_scores { logits } else { found.pipeline.label_scores(logits) };
     let labels = found.pipeline.labels().names();
     let of_text = |scores: Vec<f32>| {
         let prediction = |i: usize| Prediction { score: scores[i], label: labels[i].clone() };
@@ -299,20 +304,21 @@ pub struct RankRequest {
     model: Option<String>,
     query: String,
     #[schema(min_items = 1)]
+    #[serde(deserialize_with = "list")]
     texts: Vec<String>,
     /// Truncate pairs that are longer than the model's maximum length [default: as the server's
     /// option --auto-truncate]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_choice")]
     truncation_direction: Option<Direction>,
-    /// Return logits instead of scores
+    /// Return logits instead of scores [default: false]
     #[serde(default)]
-    raw_scores: bool,
-    /// Return the texts
+    raw_scores: Option<bool>,
+    /// Return the texts [default: false]
     #[serde(default)]
-    return_text: bool,
+    return_text: Option<bool>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -349,11 +355,11 @@ pub async fn rerank(
         return_text,
     } = request.value;
     let found = ranking::find_ranker(&models, model.as_deref())?;
-    let returned = return_text.then(|| texts.clone());
-    let count = texts.len();
+    let texts = Arc::new(texts);
+    let returned = (return_text == Some(true)).then(|| texts.clone());
+    let (count, raw) = (texts.len(), raw_scores == Some(true));
     let options = Options { truncate, truncation_direction, ..Options::new("texts") };
-    let scored =
-        ranking::score_documents(&models, &found, query, texts, options, raw_scores).await?;
+    let scored = ranking::score_documents(&models, &found, query, texts, options, raw).await?;
     let rank = |index: usize| {
         let text = returned.as_ref().map(|all| all[index].clone());
         Rank { index, score: scored.scores[index], text }
@@ -369,8 +375,9 @@ pub struct SimilarityRequest {
     /// Name of the model [default: the first embedding model]
     #[serde(default)]
     model: Option<String>,
+    #[serde(deserialize_with = "object")]
     inputs: SimilarityInputs,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_object")]
     parameters: Option<SimilarityParameters>,
 }
 
@@ -379,6 +386,7 @@ pub struct SimilarityRequest {
 struct SimilarityInputs {
     source_sentence: String,
     #[schema(min_items = 1)]
+    #[serde(deserialize_with = "list")]
     sentences: Vec<String>,
 }
 
@@ -390,7 +398,7 @@ struct SimilarityParameters {
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_choice")]
     truncation_direction: Option<Direction>,
     /// Name of the model's prompt to put before each text
     #[serde(default)]
@@ -502,26 +510,25 @@ pub async fn tokenize(
     check_count(&models, texts.len(), "inputs")?;
     let prompt = prompt(model.task(), prompt_name.as_deref())?;
     let count = texts.len();
-    let bytes = texts.iter().map(|text| text.len() + prompt.len()).sum();
     let special = add_special_tokens.unwrap_or(true);
-    let all = models.tokenize(bytes, move |stop| {
+    let prompt_length = prompt.len();
+    let length = |text: &String| prompt_length + text.len();
+    let total = AtomicUsize::new(0);
+    let all = models.tokenize(Arc::new(texts), length, text_name, move |texts| {
         let tokens =
             |text: &String| simple_tokens(model.task(), &format!("{prompt}{text}"), special);
-        let mut count = 0;
-        by_chunks(&texts, String::len, text_name, stop, |texts| {
-            let all: Vec<Vec<SimpleToken>> = texts.iter().map(tokens).collect::<Result<_, _>>()?;
-            count += all.iter().map(Vec::len).sum::<usize>();
-            match count > MAX_TOKENS {
-                false => Ok(all),
-                true => {
-                    let message = format!(
-                        "the response would have more than {MAX_TOKENS} tokens: send fewer or \
-                         shorter texts"
-                    );
-                    Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
-                }
+        let all: Vec<Vec<SimpleToken>> = texts.iter().map(tokens).collect::<Result<_, _>>()?;
+        let more = all.iter().map(Vec::len).sum();
+        match total.fetch_add(more, Ordering::Relaxed) + more > MAX_TOKENS {
+            false => Ok(all),
+            true => {
+                let message = format!(
+                    "the response would have more than {MAX_TOKENS} tokens: send fewer or shorter \
+                     texts"
+                );
+                Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
             }
-        })
+        }
     });
     let all = all.await?;
     let tokens = all.iter().map(Vec::len).sum();
@@ -623,15 +630,13 @@ pub async fn decode(
         let message = format!("the request has {tokens} token ids: expected at most {MAX_TOKENS}");
         return Err(Failure::new(Kind::TooLarge, message).with_field("ids"));
     }
-    let texts = models.tokenize(tokens, move |stop| {
+    let texts = models.tokenize(Arc::new(lists), Vec::len, text_name, move |lists| {
         let decode = |ids: &Vec<u32>| match skip_special_tokens.unwrap_or(true) {
             true => model.tokenizer().decode(ids),
             false => model.tokenizer().decode_all(ids),
         };
-        by_chunks(&lists, Vec::len, text_name, stop, |lists| {
-            let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
-            texts.map_err(|error| Failure::from(error).with_field("ids"))
-        })
+        let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
+        texts.map_err(|error| Failure::from(error).with_field("ids"))
     });
     let texts = texts.await?;
     let computed = Computed { model: name, texts: texts.len(), tokens };

@@ -91,6 +91,22 @@ impl Engine {
         values
     }
 
+    /// Copies measured speeds to models that are loaded again. Each pair has the number of an old
+    /// model and the number of the model that replaces it. The speeds of models in no pair are
+    /// removed.
+    pub fn inherit_speeds(&self, pairs: &[(u64, u64)]) {
+        let speeds = &mut self.shared.lock().speeds;
+        // Requests in progress still use the old models.
+        speeds.retain(|key, _| pairs.iter().any(|&(old, _)| old == key.model));
+        for &(old, model) in pairs {
+            for is_call in [false, true] {
+                if let Some(&speed) = speeds.get(&SpeedKey { model: old, is_call }) {
+                    speeds.insert(SpeedKey { model, is_call }, speed);
+                }
+            }
+        }
+    }
+
     fn observe(&self, start: Instant) {
         self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
     }
@@ -396,5 +412,17 @@ mod tests {
             assert_eq!(refused.kind(), Kind::Overloaded);
             assert_eq!(waiting.await.unwrap(), [0, 1, 2]);
         });
+    }
+
+    #[test]
+    fn a_model_that_is_loaded_again_inherits_the_speed() {
+        let engine = engine(Limits::default());
+        let key = |model| SpeedKey { model, is_call: true };
+        let speeds = || engine.shared.lock().speeds.clone();
+        engine.shared.lock().speeds = HashMap::from([(key(0), (9.0, 1.0)), (key(1), (5.0, 1.0))]);
+        engine.inherit_speeds(&[(1, 2), (7, 8)]);
+        assert_eq!(speeds(), HashMap::from([(key(1), (5.0, 1.0)), (key(2), (5.0, 1.0))]));
+        engine.inherit_speeds(&[(2, 3)]);
+        assert_eq!(speeds(), HashMap::from([(key(2), (5.0, 1.0)), (key(3), (5.0, 1.0))]));
     }
 }
