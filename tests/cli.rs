@@ -79,7 +79,8 @@ fn dtype_is_applied_and_zero_threads_are_refused() -> anyhow::Result<()> {
     }
     assert_eq!(
         stderr(bert(&["embed", "--threads", "0", "a"], b"").code(2)),
-        "bert: invalid value '0' for '--threads <N>': 0 is not in 1..=65535; see bert embed --help"
+        "bert: invalid value '0' for '--threads <N>': expected a whole number of at least 1; \
+         see bert embed --help"
     );
     Ok(())
 }
@@ -258,13 +259,13 @@ fn a_question_that_is_too_long_is_an_error() {
 #[test]
 fn threads_are_limited_to_4_per_cpu() {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let warning = stderr(bert(&["embed", "--threads", "65535", "a"], b"").success());
+    let warning = stderr(bert(&["embed", "--threads", "70000", "a"], b"").success());
     let expected =
-        format!("bert: using {} threads instead of 65535: the maximum is 4 per CPU", 4 * cpus);
+        format!("bert: using {} threads instead of 70000: the maximum is 4 per CPU", 4 * cpus);
     assert_eq!(warning, expected);
     let mut command = cargo_bin_cmd!("bert");
     let by_variable =
-        command.envs(ENVIRONMENT).env("RAYON_NUM_THREADS", "65535").args(["embed", "a"]);
+        command.envs(ENVIRONMENT).env("RAYON_NUM_THREADS", "70000").args(["embed", "a"]);
     assert_eq!(stderr(by_variable.assert().success()), expected);
     let most = (4 * cpus).to_string();
     let within = bert(&["embed", "--threads", &most, "a"], b"").success();
@@ -728,6 +729,32 @@ fn invalid_input_prints_one_line_and_exits_with_1() {
     let folder = no_json.path().to_str().unwrap();
     let line = stderr(bert(&["embed", "--model", folder, "a"], b"").code(1));
     assert!(line.contains("modules.json cannot be parsed: "), "{line}");
+}
+
+/// A warning or an error that cannot be printed does not change the exit code.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_standard_error_does_not_change_the_exit_code() -> anyhow::Result<()> {
+    for (arguments, code) in [
+        (&["embed", "--threads", "70000", "a"][..], 0), // a warning
+        (&["embed", "--input", "no/such/file"], 1),
+        (&["embed", "--formt", "table"], 2),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full")?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bert"));
+        let status = command.envs(ENVIRONMENT).args(arguments).stderr(full).status()?;
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn help_that_cannot_be_printed_is_an_error() -> anyhow::Result<()> {
+    let full = std::fs::File::options().write(true).open("/dev/full")?;
+    let status = Command::new(env!("CARGO_BIN_EXE_bert")).arg("--help").stdout(full).status()?;
+    assert_eq!(status.code(), Some(1));
+    Ok(())
 }
 
 #[test]

@@ -90,6 +90,10 @@ impl Corpora {
         stderr(self.embed(arguments).code(1))
     }
 
+    fn usage_error(&self, arguments: &[&str]) -> String {
+        stderr(self.embed(arguments).code(2))
+    }
+
     fn write_parquet(&self, name: &str, rows: &RecordBatch) -> Result<()> {
         let mut writer = ArrowWriter::try_new(File::create(self.path(name))?, rows.schema(), None)?;
         writer.write(rows)?;
@@ -194,7 +198,7 @@ fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
         }
     }
     assert_eq!(corpora.unfinished()?, [""; 0]);
-    let line = corpora.error(&["--input", "@in.txt", "--output", "@out.xml"]);
+    let line = corpora.usage_error(&["--input", "@in.txt", "--output", "@out.xml"]);
     assert!(
         line.ends_with(
             "has an unknown extension: expected .jsonl, .ndjson, .npy, .parquet or .arrow, or \
@@ -206,13 +210,13 @@ fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     corpora.embed(&named).success();
     assert_eq!(fs::read(corpora.path("out.xml"))?, fs::read(corpora.path("out.npy"))?);
     let half = ["--input", "@in.txt", "--output", "@out.jsonl", "--output-dtype", "f16"];
-    assert!(corpora.error(&half).ends_with("JSONL does not support dtype f16: expected f32"));
+    assert!(corpora.usage_error(&half).ends_with("JSONL does not support dtype f16: expected f32"));
     assert_eq!(
-        stderr(corpora.embed(&["--format", "parquet", "a"]).code(2)),
+        corpora.usage_error(&["--format", "parquet", "a"]),
         "bert: --format parquet cannot be printed: expected --output FILE; see bert embed --help"
     );
     let table = ["--input", "@in.txt", "--output", "@out.npy", "--format", "table"];
-    let line = stderr(corpora.embed(&table).code(2));
+    let line = corpora.usage_error(&table);
     assert!(line.starts_with("bert: --format table cannot be written to a file"), "{line}");
     Ok(())
 }

@@ -5,6 +5,8 @@ use candle_core::{DType, Device, Tensor};
 use clap::{Args, ValueEnum};
 use encoder::{ModelFiles, PackedCache, Precision};
 
+use crate::{arguments::positive, messages};
+
 /// The maximum number of threads per CPU.
 const THREADS_PER_CPU: usize = 4;
 
@@ -34,8 +36,8 @@ pub struct Machine {
 
     /// Number of threads, at most 4 per CPU [default: the environment variable RAYON_NUM_THREADS,
     /// or the number of CPUs available to the process (affinity and cgroup limit)]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
+    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
+    threads: Option<usize>,
 
     /// Do not use packed weights on disk. By default, the weights of a model are packed once for
     /// this CPU and --dtype and written to a file, which later runs map into memory; see bert cache
@@ -71,8 +73,7 @@ impl Compute {
     /// Sets the number of threads of the process, and returns the precision and the device.
     pub fn start(&self) -> Result<(Precision, Device)> {
         self.machine.start_threads()?;
-        let print = |choice: &str| eprintln!("bert: {choice}");
-        let device = self.machine.device(self.dtype == Some(Dtype::Int8), print)?;
+        let device = self.machine.device(self.dtype == Some(Dtype::Int8), messages::warn)?;
         Ok((precision(self.dtype, &device), device))
     }
 }
@@ -87,8 +88,7 @@ impl Machine {
     /// The files, with the cache of packed weights unless `--no-cache` is given.
     pub fn with_cache(&self, files: ModelFiles) -> ModelFiles {
         let cache = PackedCache::from_env().filter(|_| !self.no_cache);
-        let warn = |warning: &str| eprintln!("bert: {warning}");
-        files.with_packed_cache(cache.map(|cache| cache.with_warnings(warn)))
+        files.with_packed_cache(cache.map(|cache| cache.with_warnings(messages::warn)))
     }
 
     /// Sets the number of threads of the process.
@@ -124,14 +124,14 @@ impl Machine {
     /// slow each other down, because idle threads spin.
     fn threads(&self) -> Option<usize> {
         let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
-        let requested = self.threads.map(usize::from).or_else(from_environment)?;
+        let requested = self.threads.or_else(from_environment)?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let max = cpus * THREADS_PER_CPU;
         if requested > max {
-            eprintln!(
-                "bert: using {max} threads instead of {requested}: the maximum is \
-                 {THREADS_PER_CPU} per CPU"
-            );
+            messages::warn(&format!(
+                "using {max} threads instead of {requested}: the maximum is {THREADS_PER_CPU} per \
+                 CPU"
+            ));
         }
         Some(requested.min(max))
     }

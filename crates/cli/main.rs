@@ -35,7 +35,6 @@ use crate::{
         answer, attention as attention_command, cache, classify, compare, embed, fill_mask,
         inspect, rerank, search, similarity, tag,
     },
-    fit::harmless,
 };
 
 /// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` grows by at
@@ -107,7 +106,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
-        Err(error) => return usage(error),
+        Err(error) => return usage(&error),
     };
     let result = match cli.command {
         Command::Embed(args) => embed::run(args).map(|()| ExitCode::SUCCESS),
@@ -131,10 +130,10 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => match error.downcast() {
-            Ok(error) => usage(error),
+            Ok(error) => usage(&error),
             Err(error) => {
-                eprintln!("bert: {}", messages::error_line(&error));
-                ExitCode::FAILURE
+                messages::warn(&messages::error_line(&error));
+                ExitCode::from(if messages::is_usage_error(&error) { 2 } else { 1 })
             }
         },
     }
@@ -175,11 +174,14 @@ fn man(command: Option<&str>) -> anyhow::Result<()> {
 /// Prints the help or the version if the user asked for it, and the help if the user gave no
 /// command. Otherwise prints one line with the usage error and the command that shows the help, and
 /// returns exit code 2.
-fn usage(error: clap::Error) -> ExitCode {
+fn usage(error: &clap::Error) -> ExitCode {
     let requested = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
     let no_command = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if requested.contains(&error.kind()) || error.kind() == no_command {
-        error.exit();
+        return match error.print() {
+            Err(failed) if failed.kind() != io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+            _ => ExitCode::from(if error.kind() == no_command { 2 } else { 0 }),
+        };
     }
     let text = error.to_string();
     let message = text.split("\n\nUsage:").next().unwrap_or_default();
@@ -189,8 +191,8 @@ fn usage(error: clap::Error) -> ExitCode {
     let command =
         std::env::args_os().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
     let command = command.map_or(String::new(), |name| format!(" {}", name.display()));
-    let line = harmless(line.trim_start_matches("error: "));
-    eprintln!("bert: {line}; see bert{command} --help");
+    let line = line.trim_start_matches("error: ");
+    messages::warn(&format!("{line}; see bert{command} --help"));
     ExitCode::from(2)
 }
 

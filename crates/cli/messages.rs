@@ -1,4 +1,7 @@
-//! Error messages and warnings of the library `corpus`, in terms of the command's options.
+//! Messages on standard error; errors and warnings of the library `corpus` in terms of the
+//! command's options.
+
+use std::io::{self, Write};
 
 use anyhow::anyhow;
 use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite, warnings};
@@ -10,7 +13,7 @@ pub fn error_line(error: &anyhow::Error) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default(); // candle's errors may carry a backtrace
     let advice = error.downcast_ref().map_or("", advice);
-    harmless(&format!("{first}{advice}"))
+    format!("{first}{advice}")
 }
 
 /// The same error without the advice to use `--input-format`, for commands without this option.
@@ -45,9 +48,18 @@ fn advice(error: &Error) -> &'static str {
     }
 }
 
-/// Prints a warning.
+/// Prints a message to standard error. A closed or full standard error is ignored, so that it does
+/// not end a run whose output is complete.
 pub fn warn(message: &str) {
-    eprintln!("bert: {}", harmless(message));
+    let _ = writeln!(io::stderr(), "bert: {}", harmless(message));
+}
+
+/// Whether the error depends on the command line only, so that the exit code is 2.
+pub fn is_usage_error(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(Error::NoFields { .. } | Error::OutputExtension { .. } | Error::JsonlDtype { .. })
+    )
 }
 
 /// Prints a warning for each column with values that were written as null.

@@ -6,6 +6,8 @@ use anyhow::Result;
 use corpus::{Error, Record, RecordSource};
 use encoder::{EmbedOptions, LongTexts, Prompt};
 
+use crate::messages;
+
 /// The texts from the command line or, if there are none, the lines of standard input.
 pub fn source(given: Vec<String>) -> RecordSource {
     if !given.is_empty() {
@@ -44,6 +46,6 @@ pub fn embed_options(prompt: Prompt<'_>, long_texts: LongTexts) -> EmbedOptions<
 /// If standard input is a terminal, prints that the command reads texts from standard input.
 pub fn announce_stdin() {
     if io::stdin().is_terminal() {
-        eprintln!("bert: reading texts from standard input, one per line (end with Ctrl-D)");
+        messages::warn("reading texts from standard input, one per line (end with Ctrl-D)");
     }
 }

@@ -2,6 +2,8 @@
 
 use encoder::Truncated;
 
+use crate::messages;
+
 /// The number of truncated texts, and of the tokens that truncation removed.
 #[derive(Debug)]
 pub struct Truncation {
@@ -39,10 +41,10 @@ impl Truncation {
         if *texts > 0 {
             let noun = if *texts == 1 { one } else { several };
             let plural = if *tokens == 1 { "" } else { "s" };
-            eprintln!(
-                "bert: {texts} {noun} truncated to {max_seq_length} tokens: {tokens} \
-                 token{plural} removed{advice}"
-            );
+            messages::warn(&format!(
+                "{texts} {noun} truncated to {max_seq_length} tokens: {tokens} token{plural} \
+                 removed{advice}"
+            ));
         }
     }
 }

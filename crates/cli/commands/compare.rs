@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use encoder::{EmbedOptions, Embedder};
 
-use crate::{model::Model, truncation::Truncation, vector_table};
+use crate::{messages, model::Model, truncation::Truncation, vector_table};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
@@ -33,7 +33,9 @@ pub fn run(args: Args) -> Result<()> {
 pub fn warn_other_similarity(embedder: &Embedder) {
     let similarity = embedder.similarity_fn_name();
     if similarity != "cosine" {
-        eprintln!("bert: the model's similarity_fn_name is {similarity:?}; cosines are printed");
+        messages::warn(&format!(
+            "the model's similarity_fn_name is {similarity:?}; cosines are printed"
+        ));
     }
 }
 

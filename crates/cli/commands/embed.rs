@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
-    arguments::usage_error,
+    arguments::{positive, usage_error},
     commands::compare::{self, check_finite},
     json_line::write_line,
     messages,
@@ -45,7 +45,7 @@ pub struct Args {
 
     /// Truncate vectors to their first N values, and scale the truncated vectors to length 1 if the
     /// model normalises; for models that were trained for truncation
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
     dimensions: Option<usize>,
 
     /// Name of a prompt of the model to put before each text, such as query or document [default:
