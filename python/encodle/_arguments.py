@@ -132,6 +132,22 @@ def check_positive(**arguments: int | None) -> None:
             raise ValueError(f"{name} is {value}: expected a positive integer")
 
 
+def check_str(**arguments: str | None) -> None:
+    """Raises TypeError for the first argument that is neither None nor a str, EncodleError for a str
+    with a lone surrogate."""
+    for name, value in arguments.items():
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}: expected str")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise EncodleError(
+                f"{name} has a lone surrogate: expected Unicode text; decode it again from its bytes"
+            ) from None
+
+
 def is_single(texts: Any) -> bool:
     """Whether an argument is one text and not a sequence of texts."""
     if isinstance(texts, np.ndarray) and texts.ndim == 0:

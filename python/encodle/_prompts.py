@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from . import _arguments
+
 logger = logging.getLogger("encodle")
 
 
@@ -31,9 +33,11 @@ def resolve(
 ) -> str:
     """The text to put before each input.
 
-    Raises ValueError for a name that the model does not have.
+    Raises ValueError for a name that the model does not have; the errors of `check_str` for the
+    text.
     """
     if prompt is not None:
+        _arguments.check_str(prompt=prompt)
         if prompt_name is not None:
             logger.warning("prompt and prompt_name are both given: prompt_name is ignored")
         return prompt
@@ -42,4 +46,5 @@ def resolve(
         return ""
     if name not in prompts:
         raise ValueError(f"prompt_name {name!r} is unknown: expected one of {list(prompts)}")
+    _arguments.check_str(**{f"prompts[{name!r}]": prompts[name]})
     return prompts[name]

@@ -88,7 +88,9 @@ class AttentionReader:
         second: the second text of a pair, or the decoder's text of an encoder-decoder, which
             generates this text by default
 
-        Raises EncodleError for a text without tokens, and for a `second` text of a decoder.
+        Raises EncodleError for a text without tokens or with a lone surrogate, and for a `second`
+        text of a decoder.
         """
+        _arguments.check_str(text=text, second=second)
         title = text if second is None else f"{text} / {second}"
         return [Attention(*found, title) for found in self._native.attentions(text, second)]

@@ -28,6 +28,16 @@ _models: dict[tuple[Any, ...], SentenceTransformer] = {}
 _models_lock = threading.Lock()
 
 
+def _replace_lock() -> None:
+    """Replaces the lock: another thread, which a fork does not copy, may hold the old one."""
+    global _models_lock
+    _models_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_replace_lock)
+
+
 class BatchEmbedder:
     """Appends a column of vectors to Arrow record batches and tables.
 
@@ -77,6 +87,7 @@ class BatchEmbedder:
             if value not in values:
                 raise ValueError(f"{name} {value!r} is unknown: expected one of {values}")
         _arguments.check_positive(truncate_dim=truncate_dim, threads=threads)
+        _arguments.check_str(prompt=prompt)
         self.model = _arguments.embedding_model(model)
         self.column = column
         self.output_column = output_column
@@ -84,7 +95,7 @@ class BatchEmbedder:
         self.pooling = pooling if pooling is None or isinstance(pooling, str) else tuple(pooling)
         self.prompt_name = prompt_name
         self.prompt = prompt
-        self.normalize_embeddings = normalize_embeddings
+        self.normalize_embeddings = bool(normalize_embeddings)
         self.truncate_dim = truncate_dim
         self.long_texts = long_texts
         self.on_error = on_error
@@ -168,6 +179,7 @@ class BatchEmbedder:
             None,
         )
         left_out = [row for row, _ in invalid]
+        columns: list[Any] = batch.columns
         if invalid:
             shown = invalid[: 1 if self.on_error == "raise" else MAX_LOGGED_ROWS]
             rows = [f"{name_of_row(row)}, column {self.column!r}: {why}" for row, why in shown]
@@ -177,9 +189,23 @@ class BatchEmbedder:
             logger.warning(
                 "%d of %d rows skipped: %s", len(invalid), batch.num_rows, "; ".join(rows)
             )
-            valid = sorted(set(range(batch.num_rows)).difference(left_out))
-            batch = batch.take(pa.array(valid, pa.int64()))
+            columns = _columns_without(batch, left_out)
         vector_type = schema.field(self.output_column).type
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector_type)
-        columns = [*batch.columns, column]
-        return type(batch).from_arrays(columns, schema=schema), left_out
+        return type(batch).from_arrays([*columns, column], schema=schema), left_out
+
+
+def _columns_without(batch: Batch, left_out: list[int]) -> list[Any]:
+    """The columns without some rows, whose numbers ascend.
+
+    Concatenates slices, because `take` does not support views and run-end encoding.
+    """
+    import pyarrow as pa
+
+    starts, ends = [0, *(row + 1 for row in left_out)], [*left_out, batch.num_rows]
+    ranges = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+    slices = [batch.slice(start, end - start) for start, end in ranges] or [batch.slice(0, 0)]
+    if isinstance(batch, pa.Table):
+        return list(pa.concat_tables(slices).combine_chunks().columns)
+    parts = zip(*(part.columns for part in slices), strict=True)
+    return [pa.concat_arrays(arrays) for arrays in parts]

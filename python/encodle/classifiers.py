@@ -122,6 +122,7 @@ class QuestionAnswerer:
         Returns a dict for each text: `answers`, a list of dicts with the keys `score`, `text`,
         `start` and `end` (in characters), and `no_answer`, the score of "no answer".
         """
+        _arguments.check_str(question=question)
         _arguments.check_positive(top_k=top_k)
         single = _arguments.is_single(texts)
         found = self._native.answer(question, _arguments.text_list(texts), top_k)

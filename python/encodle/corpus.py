@@ -71,7 +71,9 @@ def embed_file(
 
     The `warnings` of the summary are also written to the logger "encodle".
 
-    Ctrl-C raises KeyboardInterrupt; the vectors so far are kept for `resume`.
+    Ctrl-C raises KeyboardInterrupt; the vectors so far are kept for `resume`. The interrupted run
+    ends after its current batch; a call in the same process with the same `output` waits for its
+    end.
 
     Raises EncodleError if the run fails, for example because the input cannot be read; ValueError
     for an unknown value of an argument, for a SentenceTransformer with another `truncate_dim` than
@@ -102,7 +104,7 @@ def embed_file(
             output_dtype,
             model._resolve_prompt(prompt, prompt_name),
             long_texts,
-            resume,
+            bool(resume),
             on_error == "skip",
             model._description(),
             lambda record: logger.warning("%s; skipped", record),

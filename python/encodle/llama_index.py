@@ -57,6 +57,7 @@ class EncodleEmbedding(BaseEmbedding):
     _model: SentenceTransformer = PrivateAttr()
 
     def __init__(self, model_name: str | None = None, **arguments: Any) -> None:
+        arguments.pop("class_name", None)  # `model_dump` adds it
         unknown = set(arguments) - set(type(self).model_fields)
         if unknown:
             raise TypeError(

@@ -155,7 +155,7 @@ def embed_parquet(
         Number of rows that an actor embeds at a time. Without `id_column`, also the maximum number
         of rows of a row group of an output file.
     id_column
-        A column of unique ids.
+        A column of unique ids without nulls.
     checkpoint
         The folder of the checkpoint. Default: `outputs` + `".checkpoint"`. It must not be deleted
         between runs, and is kept after the last.
@@ -172,8 +172,9 @@ def embed_parquet(
     ------
     encodle.EncodleError
         A row is invalid (null, not UTF-8, no tokens, or too long with `long_texts="refuse"`) and
-        `on_error` is `"raise"`; a column is missing; or the output column exists already. For an
-        invalid row, the message names the file and the row, or the id.
+        `on_error` is `"raise"`; a column is missing; the output column exists already; a file cannot
+        be read; or an id is null. The message names the file and, for an invalid text, the row. With
+        `id_column`, it names the id of an invalid text instead.
     ValueError
         Two input files have the same name, or are in different file systems; an input file is in
         `outputs`; `checkpoint` is given without `id_column`; or, without `id_column`, `outputs` has
@@ -317,10 +318,13 @@ class _FileEmbedder:
                         skipped += [start + row for row in left_out]
                         start += batch.num_rows
             self._target.move(temporary, output)
-        except BaseException:
+        except BaseException as error:
             if self._target.get_file_info(temporary).is_file:
                 self._target.delete_file(temporary)
-            raise
+            if not isinstance(error, (EncodleError, OSError, pa.ArrowException)):
+                raise
+            message = str(error)
+            raise EncodleError(message if path in message else f"{path}: {message}") from error
         return {"path": path, "rows": rows, "skipped": skipped}
 
 
@@ -371,6 +375,13 @@ class _RowEmbedder:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         ids = batch.column(self._id_column)
+        if ids.null_count:
+            # The checkpoint would not record these rows, so that each run would write them again.
+            raise EncodleError(
+                f"column {self._id_column!r} has {ids.null_count} nulls in a batch of {len(ids)} "
+                "rows: expected an id in each row; add the missing ids, or call embed_parquet without "
+                "id_column"
+            )
         embedded, _ = self._embed.embed_valid(
             batch, lambda row: f"{self._id_column} {ids[row].as_py()!r}"
         )

@@ -225,11 +225,11 @@ class SentenceTransformer:
         argument asks for another type; binary precisions have E/8 columns, rounded up. With
         "token_embeddings", a list of (T, E) arrays, or one array for a str.
 
-        Raises EncodleError for a null in an Arrow array, and for a text that is not valid Unicode,
-        has no tokens or is refused; TypeError for an element of a list that is not a str;
-        ValueError for an unknown value of an argument, for arguments that cannot be combined, and
-        for an int8 or uint8 `precision` of a single vector. Ctrl-C raises KeyboardInterrupt within
-        a second.
+        Raises EncodleError for a null in an Arrow array, for a text or a prompt that is not valid
+        Unicode, and for a text that has no tokens or is refused; TypeError for a prompt or an
+        element of a list that is not a str; ValueError for an unknown value of an argument, for
+        arguments that cannot be combined, and for an int8 or uint8 `precision` of a single vector.
+        Ctrl-C raises KeyboardInterrupt within a second.
         """
         _arguments.check_device(device)
         _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)
@@ -263,7 +263,13 @@ class SentenceTransformer:
                 )
             dimension = self.truncate_dim if truncate_dim is None else truncate_dim
             vectors, invalid = self._native.embed(
-                texts, text, normalize_embeddings, dimension, long_texts, False, progress.callback
+                texts,
+                text,
+                bool(normalize_embeddings),
+                dimension,
+                long_texts,
+                False,
+                progress.callback,
             )
         if invalid:
             row, reason = invalid[0]

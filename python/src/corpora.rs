@@ -1,8 +1,12 @@
 //! Files of records to files of vectors.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    path::{Path, PathBuf, absolute},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
 };
 
 use corpus::{
@@ -11,7 +15,16 @@ use corpus::{
 use encoder::{EmbedOptions, Prompt};
 use pyo3::prelude::*;
 
-use crate::{embedder::Embedder, errors::error, model};
+use crate::{
+    embedder::Embedder,
+    errors::error,
+    model,
+    pool::{SIGNAL_CHECK, Watch},
+};
+
+/// The outputs of the runs of this process, each with the stop flag of its run. A run holds its flag
+/// until it ends.
+static RUNS: Mutex<Vec<(PathBuf, Weak<AtomicBool>)>> = Mutex::new(vec![]);
 
 /// The summary of a run: records read, vectors written, truncated texts, the skipped records, and
 /// warnings.
@@ -47,6 +60,7 @@ pub fn embed_file(
         source = source.with_field(field);
     }
     let stop = Arc::new(AtomicBool::new(false));
+    let path = absolute(&output).map_err(error)?;
     let mut run = EmbedRun::new(source, output).map_err(error)?;
     run = run.with_resume(resume).with_model(description).with_stop(stop.clone());
     run = run.with_dtype(vector_dtype(dtype)?);
@@ -58,10 +72,12 @@ pub fn embed_file(
     }
     let long_texts = model::long_texts(long_texts)?;
     let model = embedder.embedder.clone();
+    let pool = embedder.pool.separate()?;
+    RUNS.lock().unwrap_or_else(PoisonError::into_inner).push((path.clone(), Arc::downgrade(&stop)));
     // If this function returns early, as for KeyboardInterrupt, the guard sets `stop`, which ends
     // the run. `EmbedRun` does not read `Watch::stop`.
     let _guard = SetOnDrop(stop);
-    embedder.pool.separate()?.run(py, progress, move |watch| {
+    pool.run(py, progress, move |watch| {
         let options = EmbedOptions::new().with_prompt(Prompt::Text(&prompt));
         let options = options.with_long_texts(long_texts);
         let (mut skipped, mut messages) = (vec![], vec![]);
@@ -82,12 +98,28 @@ pub fn embed_file(
             Event::Progress { read, .. } => watch.done.store(read as usize, Ordering::Relaxed),
             _ => {}
         };
+        wait_for_interrupted_runs(&path, watch);
         let summary = watch.compute(|| run.run(&model, options, on_event)).map_err(error)?;
         let summary = summary.map_err(error)?;
         messages.extend(warnings::non_finite(&summary.non_finite));
         messages.extend(warnings::blank_lines(&input, summary.blank_lines));
         Ok((summary.read, summary.written, summary.truncated_texts, skipped, messages))
     })
+}
+
+/// Waits until the interrupted runs with this output have ended: a run ends after its current batch,
+/// and until then it locks its temporary file.
+fn wait_for_interrupted_runs(output: &Path, watch: &Watch) {
+    let is_interrupted = || {
+        let mut runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+        runs.retain(|(_, stop)| stop.strong_count() > 0);
+        runs.iter().any(|(path, stop)| {
+            path == output && stop.upgrade().is_some_and(|stop| stop.load(Ordering::Relaxed))
+        })
+    };
+    while !watch.stop.load(Ordering::Relaxed) && is_interrupted() {
+        thread::sleep(SIGNAL_CHECK);
+    }
 }
 
 /// Sets a flag when it is dropped.

@@ -22,7 +22,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use crate::errors::error;
 
 /// The time between two checks for signals while a computation runs.
-const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+pub const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 /// The stack size of a worker. It is large because a worker that waits for a parallel loop may start
 /// the computation of another caller on the same stack.
@@ -70,13 +70,14 @@ impl Pool {
     /// created.
     pub fn new(threads: Option<usize>) -> PyResult<Self> {
         check_process()?;
+        // Before the lock, because a fork copies a lock that another thread holds.
+        OWNER.store(process::id(), Ordering::Relaxed);
         let threads = threads.unwrap_or_else(default_threads);
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.get(&threads) {
             return Ok(Self(pool.clone()));
         }
         let pool = Self::build(threads)?;
-        OWNER.store(process::id(), Ordering::Relaxed);
         pools.insert(threads, pool.0.clone());
         Ok(pool)
     }

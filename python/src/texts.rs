@@ -2,14 +2,14 @@
 //! dictionary arrays. For a non-ASCII `str`, CPython computes the UTF-8 form and keeps it as long
 //! as the `str` lives.
 
-use std::{ops::Range, str::from_utf8};
+use std::{iter, ops::Range, str::from_utf8};
 
 use arrow_array::{
-    Array, ArrayRef, BinaryArray, BinaryViewArray, LargeBinaryArray,
+    Array, ArrayReader, ArrayRef, BinaryArray, BinaryViewArray, LargeBinaryArray,
     cast::AsArray,
     ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi},
     ffi_stream::{ArrayStreamReader, FFI_ArrowArrayStream},
-    make_array,
+    make_array, new_empty_array,
 };
 use arrow_schema::DataType;
 use pyo3::{
@@ -184,5 +184,7 @@ fn import_stream(capsule: &Bound<'_, PyAny>) -> PyResult<Vec<ArrayRef>> {
     // this function. `from_raw` moves the stream out of its capsule.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(stream.cast().as_ptr()) };
     let reader = ArrayStreamReader::try_new(stream).map_err(error)?;
-    reader.map(|array| array.map_err(error)).collect()
+    // The empty array has the type of the stream, which may contain no arrays.
+    let empty = new_empty_array(reader.field().data_type());
+    iter::once(Ok(empty)).chain(reader.map(|array| array.map_err(error))).collect()
 }

@@ -85,6 +85,11 @@ class TestLlamaIndex:
         assert adapter.get_text_embedding(TEXTS[0]) == model.encode(TEXTS[0], prompt="passage: ").tolist()
         assert adapter.get_query_embedding(TEXTS[0]) == model.encode(TEXTS[0], prompt="query: ").tolist()
 
+    def test_an_adapter_is_the_same_after_serialization(self, embedding):
+        adapter = embedding(normalize=True, settings={"threads": 1})
+        restored = type(adapter).model_validate(adapter.model_dump())
+        assert restored.model_dump() == adapter.model_dump()
+
     def test_an_index_finds_the_nearest_node(self, embedding):
         from llama_index.core import VectorStoreIndex
         from llama_index.core.schema import TextNode

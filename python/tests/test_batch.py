@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 
 import encodle
@@ -59,6 +60,25 @@ def test_skipped_rows_are_listed(model, caplog):
     assert embedder(only_nulls).num_rows == 0
 
 
+@pytest.mark.parametrize("data", [pa.RecordBatch, pa.Table])
+def test_rows_are_skipped_in_columns_of_all_types(data):
+    ids = pa.array([1, 1, 2, 3])
+    columns = {
+        "text": pa.array([None, "a", None, "b"], pa.string_view()),
+        "bytes": pa.array([b"w", b"x", b"y", b"z"], pa.binary_view()),
+        "id": pyarrow.compute.run_end_encode(ids),
+        "name": ids.cast(pa.string()).dictionary_encode(),
+    }
+    embedded = encodle.BatchEmbedder(on_error="skip")(data.from_pydict(columns))
+    embedded.validate(full=True)
+    assert embedded.drop_columns("embedding").to_pydict() == {
+        "text": ["a", "b"],
+        "bytes": [b"x", b"z"],
+        "id": [1, 3],
+        "name": ["1", "3"],
+    }
+
+
 def test_empty_batches_have_the_schema_of_the_output():
     embedder = encodle.BatchEmbedder()
     empty = embedder(BATCH.slice(0, 0))
@@ -88,6 +108,11 @@ def test_settings_apply(model):
         (BATCH, {"column": "body"}, "column 'body' not found: expected one of"),
         (BATCH, {"output_column": "id"}, "column 'id' already exists: expected a new name"),
         (BATCH, {"column": "id"}, "an Arrow array has type Int64: expected strings"),
+        (
+            pa.Table.from_batches([], BATCH.schema),
+            {"column": "id"},
+            "an Arrow array has type Int64: expected strings",
+        ),
     ],
 )
 def test_errors_of_columns(batch, arguments, message):
@@ -102,6 +127,9 @@ def test_errors_of_arguments():
         encodle.BatchEmbedder(bogus=1)
     with pytest.raises(ValueError, match="threads is 0"):
         encodle.BatchEmbedder(threads=0)
+    with pytest.raises(TypeError, match="prompt is 5: expected str"):
+        encodle.BatchEmbedder(prompt=5)
+    assert encodle.BatchEmbedder(normalize_embeddings=1).normalize_embeddings is True
 
 
 def test_a_pickled_embedder_opens_the_model_in_another_process():

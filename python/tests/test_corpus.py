@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -106,6 +107,20 @@ def test_files_have_the_truncate_dim_of_the_model_s_files(sentences, tmp_path):
         model.truncate_dim = truncate_dim
         with pytest.raises(ValueError, match=f"truncate_dim of the model is {truncate_dim}: expected 32"):
             encodle.embed_file(SENTENCES, tmp_path / "b.npy", model=model)
+
+
+def test_a_run_waits_for_the_interrupted_run_of_the_same_output(model, tmp_path):
+    lines, output = tmp_path / "in.txt", tmp_path / "v.npy"
+    lines.write_text(("and " * 250 + "\n") * 16)
+    # A background job of a shell starts with SIGINT ignored.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+            encodle.embed_file(lines, output, model=model)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert encodle.embed_file(lines, output, model=model, resume=True).written == 16
 
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):

@@ -396,6 +396,11 @@ def test_ranges_and_calibration_vectors_are_checked():
             "text 1: the text is null: expected a string",
         ),
         (pa.array([1]), encodle.EncodleError, "an Arrow array has type Int64: expected strings"),
+        (
+            pa.chunked_array([], pa.int64()),
+            encodle.EncodleError,
+            "an Arrow array has type Int64: expected strings",
+        ),
         (pa.nulls(1), encodle.EncodleError, "text 0: the text is null"),
     ],
 )
@@ -480,6 +485,22 @@ def test_progress_is_shown_on_request(model, capsys):
     assert capsys.readouterr().err == ""
     model.encode(TEXTS, show_progress_bar=True)
     assert capsys.readouterr().err.endswith("3 of 3 texts\n")
+
+
+def test_a_prompt_is_a_str_without_surrogates(model):
+    with pytest.raises(TypeError, match="^prompt is 5: expected str"):
+        model.encode("a", prompt=5)
+    with pytest.raises(encodle.EncodleError, match="^prompt has a lone surrogate: expected Unicode"):
+        model.encode("a", prompt="\ud800")
+    named = encodle.SentenceTransformer(prompts={"x": "\ud800"})
+    with pytest.raises(encodle.EncodleError, match=r"^prompts\['x'\] has a lone surrogate"):
+        named.encode("a", prompt_name="x")
+
+
+def test_a_flag_may_be_any_value_with_a_truth_value(model):
+    for flag in (1, None, np.True_):
+        expected = model.encode("a", normalize_embeddings=bool(flag))
+        assert (model.encode("a", normalize_embeddings=flag) == expected).all()
 
 
 def test_prompt_name_beside_a_prompt_is_reported(model, caplog):

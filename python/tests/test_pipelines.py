@@ -199,6 +199,17 @@ def test_attention_weights_equal_transformers(sentences):
     assert pair.queries == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
 
 
+def test_a_lone_surrogate_is_an_error_that_names_the_argument():
+    reader, answerer = encodle.AttentionReader(), encodle.QuestionAnswerer(HEADS / "answer")
+    for call, name in [
+        (lambda: reader.attentions("\ud800"), "text"),
+        (lambda: reader.attentions("a", "\ud800"), "second"),
+        (lambda: answerer.answer("\ud800", "a cab"), "question"),
+    ]:
+        with pytest.raises(encodle.EncodleError, match=f"^{name} has a lone surrogate: expected"):
+            call()
+
+
 def test_the_picture_shows_the_chosen_head():
     attention = encodle.AttentionReader().attentions("I love AI")[0]
     svg = attention.svg(layer=1, head=8)

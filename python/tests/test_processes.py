@@ -140,6 +140,32 @@ assert model.encode("a").shape == (384,)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_while_another_thread_opens_a_model_is_an_error():
+    code = """
+import os, threading, warnings, encodle
+warnings.simplefilter("ignore")
+model = encodle.SentenceTransformer()
+held, forked = threading.Event(), threading.Event()
+def hold():
+    with encodle.batch._models_lock:
+        held.set()
+        forked.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    try:
+        encodle.BatchEmbedder().dimension
+    except encodle.EncodleError as error:
+        print(error, flush=True)
+    os._exit(0)
+forked.set()
+os.waitpid(child, 0)
+"""
+    assert "was forked from process" in run(code)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_before_use_works():
     code = """
 import os, encodle

@@ -238,6 +238,24 @@ class TestEmbedParquet:
         with pytest.raises(encodle.EncodleError, match="^id 7, column 'text': .*null"):
             embed_parquet(str(inputs), str(tmp_path / "out"), id_column="id")
 
+    def test_a_file_that_cannot_be_embedded_is_named(self, local, tmp_path):
+        inputs = write_shards(tmp_path / "in", 2, 2)
+        broken = inputs / "part-001.parquet"
+        whole = broken.read_bytes()
+        other_column = pa.BufferOutputStream()
+        pq.write_table(pa.table({"body": ["a"]}), other_column)
+        cases = [(whole[:-20], ".*Parquet"), (other_column.getvalue(), "column 'text' not found")]
+        for content, message in cases:
+            broken.write_bytes(content)
+            with pytest.raises(EncodleError, match=f"^{broken}: {message}"):
+                embed_parquet(inputs, tmp_path / "out")
+
+    def test_a_null_id_is_an_error(self, local, tmp_path):
+        texts = tmp_path / "in.parquet"
+        pq.write_table(pa.table({"id": [None, 5, None], "text": ["a", "b", "c"]}), texts)
+        with pytest.raises(EncodleError, match="^column 'id' has 2 nulls in a batch of 3 rows: expected an id"):
+            embed_parquet(texts, tmp_path / "out", id_column="id")
+
     def test_wrong_arguments_are_errors(self, shards, tmp_path):
         with pytest.raises(TypeError, match="batch_sizes"):
             embed_parquet(str(shards), str(tmp_path), batch_sizes=3)
