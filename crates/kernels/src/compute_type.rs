@@ -14,7 +14,7 @@ pub enum ComputeType {
     Bf16,
     /// Both operands are rotated by a Hadamard matrix and quantised to 8 bits: the weight to
     /// −127..=127 with a scale per output column, the input to 0..=255 with a scale and a zero
-    /// point per row.
+    /// point per row. A magnitude above 4.2e37 may overflow in the rotation and give NaN.
     Int8,
 }
 
