@@ -10,7 +10,10 @@ use parquet::{
     column::reader::ColumnReader,
     data_type::Int96,
     errors::{ParquetError, Result},
-    file::reader::{FileReader, SerializedFileReader},
+    file::{
+        metadata::FileMetaData,
+        reader::{FileReader, SerializedFileReader},
+    },
 };
 
 use crate::columns::nested::{children, map_children};
@@ -28,17 +31,21 @@ const VALUES: usize = 8192;
 /// # Errors
 /// [`ParquetError`] if the file cannot be read, or if neither unit represents all values of a
 /// column.
-pub(crate) fn with_int96_units(schema: &SchemaRef, file: &File) -> Result<SchemaRef> {
+pub(crate) fn with_int96_units(
+    schema: &SchemaRef,
+    metadata: &FileMetaData,
+    file: &File,
+) -> Result<SchemaRef> {
+    let columns = metadata.schema_descr().columns();
+    if columns.iter().all(|column| column.physical_type() != Type::INT96) {
+        return Ok(schema.clone());
+    }
     let reader = SerializedFileReader::new(file.try_clone()?)?;
-    let columns = reader.metadata().file_metadata().schema_descr().columns();
     let mut in_microseconds = vec![false; columns.len()];
     for (i, column) in columns.iter().enumerate() {
         if column.physical_type() == Type::INT96 {
             in_microseconds[i] = needs_microseconds(&reader, i)?;
         }
-    }
-    if !in_microseconds.contains(&true) {
-        return Ok(schema.clone());
     }
     let leaf = Cell::new(0);
     let fields = schema.fields().iter().map(|field| with_units(field, &in_microseconds, &leaf));
@@ -61,8 +68,12 @@ fn needs_microseconds(file: &SerializedFileReader<File>, column: usize) -> Resul
             definitions.clear();
             repetitions.clear();
             values.clear();
-            let levels = (Some(&mut definitions), Some(&mut repetitions));
-            let (records, ..) = reader.read_records(VALUES, levels.0, levels.1, &mut values)?;
+            let (records, ..) = reader.read_records(
+                VALUES,
+                Some(&mut definitions),
+                Some(&mut repetitions),
+                &mut values,
+            )?;
             if records == 0 {
                 break;
             }
@@ -146,8 +157,9 @@ mod tests {
     fn unit(lists: [[Int96; 2]; 2]) -> Result<DataType> {
         let file = file(lists)?;
         let options = ArrowReaderOptions::new();
-        let schema = ArrowReaderMetadata::load(&file, options)?.schema().clone();
-        let schema = with_int96_units(&schema, &file)?;
+        let metadata = ArrowReaderMetadata::load(&file, options)?;
+        let file_metadata = metadata.metadata().file_metadata();
+        let schema = with_int96_units(metadata.schema(), file_metadata, &file)?;
         Ok(children(schema.field(1).data_type())[0].data_type().clone())
     }
 

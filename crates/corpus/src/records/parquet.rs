@@ -27,8 +27,9 @@ pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
     let metadata = catch_panic(|| ArrowReaderMetadata::load(&file, options())).map_err(error)?;
     // `parquet` 60.1 cannot read dictionaries of some types, such as booleans.
     let schema = without_dictionaries(metadata.schema());
-    let schema = with_time_zones(&schema, metadata.metadata().file_metadata());
-    let schema = catch_panic(|| with_int96_units(&schema, &file)).map_err(error)?;
+    let file_metadata = metadata.metadata().file_metadata();
+    let schema = with_time_zones(&schema, file_metadata);
+    let schema = catch_panic(|| with_int96_units(&schema, file_metadata, &file)).map_err(error)?;
     let metadata = match schema == *metadata.schema() {
         true => metadata,
         false => {
