@@ -73,7 +73,7 @@ impl Compute {
     /// Sets the number of threads of the process, and returns the precision and the device.
     pub fn start(&self) -> Result<(Precision, Device)> {
         self.machine.start_threads()?;
-        let device = self.machine.device(self.dtype == Some(Dtype::Int8), messages::warn)?;
+        let device = self.machine.device(self.dtype == Some(Dtype::Int8), messages::print)?;
         Ok((precision(self.dtype, &device), device))
     }
 }
@@ -88,7 +88,7 @@ impl Machine {
     /// The files, with the cache of packed weights unless `--no-cache` is given.
     pub fn with_cache(&self, files: ModelFiles) -> ModelFiles {
         let cache = PackedCache::from_env().filter(|_| !self.no_cache);
-        files.with_packed_cache(cache.map(|cache| cache.with_warnings(messages::warn)))
+        files.with_packed_cache(cache.map(|cache| cache.with_warnings(messages::print)))
     }
 
     /// Sets the number of threads of the process.
@@ -128,7 +128,7 @@ impl Machine {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let max = cpus * THREADS_PER_CPU;
         if requested > max {
-            messages::warn(&format!(
+            messages::print(&format!(
                 "using {max} threads instead of {requested}: the maximum is {THREADS_PER_CPU} per \
                  CPU"
             ));

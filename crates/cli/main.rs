@@ -132,7 +132,7 @@ fn main() -> ExitCode {
         Err(error) => match error.downcast() {
             Ok(error) => usage(&error),
             Err(error) => {
-                messages::warn(&messages::error_line(&error));
+                messages::print(&messages::error_line(&error));
                 ExitCode::from(if messages::is_usage_error(&error) { 2 } else { 1 })
             }
         },
@@ -192,7 +192,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         std::env::args_os().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
     let command = command.map_or(String::new(), |name| format!(" {}", name.display()));
     let line = line.trim_start_matches("error: ");
-    messages::warn(&format!("{line}; see bert{command} --help"));
+    messages::print(&format!("{line}; see bert{command} --help"));
     ExitCode::from(2)
 }
 

@@ -50,7 +50,7 @@ fn advice(error: &Error) -> &'static str {
 
 /// Prints a message to standard error. A closed or full standard error is ignored, so that it does
 /// not end a run whose output is complete.
-pub fn warn(message: &str) {
+pub fn print(message: &str) {
     let _ = writeln!(io::stderr(), "bert: {}", harmless(message));
 }
 
@@ -65,13 +65,13 @@ pub fn is_usage_error(error: &anyhow::Error) -> bool {
 /// Prints a warning for each column with values that were written as null.
 pub fn warn_non_finite(columns: &NonFinite) {
     for message in warnings::non_finite(columns) {
-        warn(&message);
+        print(&message);
     }
 }
 
 /// Prints how many blank lines of an input were skipped.
 pub fn warn_blank_lines(input: &str, count: u64) {
     if let Some(message) = warnings::blank_lines(input, count) {
-        warn(&message);
+        print(&message);
     }
 }

@@ -100,7 +100,7 @@ impl Model {
             }
             Some(_) if self.spec() == corpus => {}
             Some(_) => {
-                messages::warn(&format!(
+                messages::print(&format!(
                     "the corpus was embedded with {corpus}, the queries are embedded with {}",
                     self.spec()
                 ));

@@ -46,6 +46,6 @@ pub fn embed_options(prompt: Prompt<'_>, long_texts: LongTexts) -> EmbedOptions<
 /// If standard input is a terminal, prints that the command reads texts from standard input.
 pub fn announce_stdin() {
     if io::stdin().is_terminal() {
-        messages::warn("reading texts from standard input, one per line (end with Ctrl-D)");
+        messages::print("reading texts from standard input, one per line (end with Ctrl-D)");
     }
 }

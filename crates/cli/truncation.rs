@@ -41,7 +41,7 @@ impl Truncation {
         if *texts > 0 {
             let noun = if *texts == 1 { one } else { several };
             let plural = if *tokens == 1 { "" } else { "s" };
-            messages::warn(&format!(
+            messages::print(&format!(
                 "{texts} {noun} truncated to {max_seq_length} tokens: {tokens} token{plural} \
                  removed{advice}"
             ));

@@ -33,7 +33,7 @@ pub fn run(args: Args) -> Result<()> {
 pub fn warn_other_similarity(embedder: &Embedder) {
     let similarity = embedder.similarity_fn_name();
     if similarity != "cosine" {
-        messages::warn(&format!(
+        messages::print(&format!(
             "the model's similarity_fn_name is {similarity:?}; cosines are printed"
         ));
     }

@@ -317,11 +317,11 @@ impl Progress {
             Event::Started { read, total, .. } => self.start(read, total),
             Event::Progress { read, .. } => self.bar.set_position(read),
             Event::Skipped(record) => {
-                self.bar.suspend(|| messages::warn(&format!("{record}; skipped")));
+                self.bar.suspend(|| messages::print(&format!("{record}; skipped")));
             }
             Event::WrittenAsText { field, reason, .. } => {
                 let warning = warnings::written_as_text(&self.source.name(), field, reason);
-                self.bar.suspend(|| messages::warn(&warning));
+                self.bar.suspend(|| messages::print(&warning));
             }
             _ => {}
         }
@@ -359,7 +359,7 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     let mut records = source.open()?;
     let mut valid = records.by_ref().filter_map(|record| match record {
         Err(invalid) if args.on_error == OnError::Skip && !invalid.is_fatal() => {
-            messages::warn(&format!("{invalid}; skipped"));
+            messages::print(&format!("{invalid}; skipped"));
             None
         }
         record => Some(record.map_err(Error::from)),

@@ -186,7 +186,7 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
          set --model to the model that embedded the corpus"
     );
     if got < max && is_default_model {
-        messages::warn(&format!(
+        messages::print(&format!(
             "{name} does not name its model: the vectors of the queries, from {model}, are \
              truncated from {max} values to {got}; set --model to the model that embedded the \
              corpus"

@@ -540,7 +540,7 @@ mod traces {
     /// Sends the traces that are not sent yet.
     pub fn finish() {
         if let Some(Err(error)) = PROVIDER.get().map(SdkTracerProvider::shutdown) {
-            crate::messages::warn(&format!("traces cannot be sent: {error}"));
+            crate::messages::print(&format!("traces cannot be sent: {error}"));
         }
     }
 }
