@@ -223,14 +223,14 @@ impl MaskTensors {
         Ok(Some(keep.max_keepdim(3)?.eq(0u8)?.to_dtype(dtype)?))
     }
 
-    /// Sets the rows of `k` `(B, G, S, D)` to 0 for keys that are hidden from every query.
-    pub(crate) fn hide_unused_keys(&self, k: &Tensor) -> Result<Tensor> {
-        let Some(keep) = &self.keep else { return Ok(k.clone()) };
+    /// Sets the rows of `x` `(B, G, S, D|V)` to 0 for keys that are hidden from every query.
+    pub(crate) fn hide_unused_keys(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(keep) = &self.keep else { return Ok(x.clone()) };
         let (b, h, t, s) = keep.dims4()?; // H may be 1, for all heads
-        let groups = k.dim(1)?.min(h);
+        let groups = x.dim(1)?.min(h);
         let queries = keep.reshape((b, groups, h / groups * t, s))?;
         let is_used = queries.max_keepdim(2)?.transpose(2, 3)?; // (B, G, S, 1)
-        select(Some(&is_used), k.clone(), 0.0)
+        select(Some(&is_used), x.clone(), 0.0)
     }
 
     /// Sets the rows of `x` `(B, G, S, D|V)` to 0 for keys that padding and valid lengths hide.
