@@ -250,13 +250,12 @@ impl MaskTensors {
         v: &Tensor,
         product: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let v = self.hide_keys(v)?;
         let Some(keep) = self.keep.as_ref().filter(|_| !self.is_padding_alone) else {
-            return product(weights, &v);
+            return product(weights, &self.hide_keys(v)?);
         };
         // Zeros for keys that are hidden from every query: the gradient of the weights is
         // `grad·vᵀ`, which may overflow, and `0 · ∞` is NaN.
-        let v = self.hide_unused_keys(&v)?;
+        let v = self.hide_unused_keys(v)?;
         let not_finite = not_finite_keys(&v)?;
         if not_finite.is_empty() {
             return product(weights, &v);
