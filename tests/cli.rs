@@ -814,3 +814,37 @@ fn a_closed_pipe_is_not_an_error() -> anyhow::Result<()> {
     assert_eq!(errors, "");
     Ok(())
 }
+
+/// The peak resident memory of a process of `bert`, in bytes, and its exit code.
+#[cfg(target_os = "linux")]
+fn peak_memory(arguments: &[&str]) -> anyhow::Result<(u64, Option<i32>)> {
+    let mut process = Command::new(assert_cmd::cargo::cargo_bin!("bert"));
+    let process = process.envs(ENVIRONMENT).args(arguments).stdout(Stdio::null());
+    let mut process = process.stderr(Stdio::null()).spawn()?;
+    let status = format!("/proc/{}/status", process.id());
+    let mut peak = 0;
+    loop {
+        let read = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = read.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        peak = kib.map_or(peak, |kib| kib << 10);
+        if let Some(status) = process.try_wait()? {
+            return Ok((peak, status.code()));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_line_of_20_mb_is_truncated_in_little_memory() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let (input, output) = (path("line.txt"), path("vectors.npy"));
+    std::fs::write(&input, "the man eats food ".repeat((20 << 20) / 18))?;
+    let arguments = ["embed", "--input", &input, "--output", &output];
+    let (peak, code) = peak_memory(&arguments)?;
+    assert_eq!(code, Some(0));
+    assert!(peak < 250 << 20, "{} MiB", peak >> 20); // 2 GiB if the text is tokenized at once
+    Ok(())
+}

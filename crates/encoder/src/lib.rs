@@ -87,7 +87,8 @@ pub use pipelines::{
 };
 pub use precision::Precision;
 pub use text::{
-    CharacterPositions, PackedBatch, Piece, Prompt, TextTokenizer, Tokens, TruncationSide,
+    CharacterPositions, PackedBatch, Piece, Prompt, TextTokenizer, TextWindows, Tokens,
+    TruncationSide,
 };
 
 /// Compiles the Rust blocks of README.md and of the pages of docs/ about this crate. These files

@@ -30,7 +30,7 @@ pub(crate) fn read(input: impl Read + Send + 'static, name: String, field: Strin
             counter.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
-        parse_object(line, &field).map(Some)
+        parse_object(&line, &field).map(Some)
     });
     Records::new(None, records).with_blank_lines(blank_lines)
 }

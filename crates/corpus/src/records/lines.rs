@@ -16,8 +16,7 @@ pub(crate) type ParsedLine = Result<Option<(String, Fields)>, InvalidRecordKind>
 
 /// One record per line of a text file. The line is the text.
 pub(crate) fn read(input: impl Read + Send + 'static, name: String) -> Records {
-    let records =
-        parse_lines(input, name, |line| Ok(Some((line.to_string(), Fields::of_line(line)))));
+    let records = parse_lines(input, name, |line| Ok(Some((line, Fields::Text))));
     Records::new(Some(string_columns(["text"])), records)
 }
 
@@ -25,7 +24,7 @@ pub(crate) fn read(input: impl Read + Send + 'static, name: String) -> Records {
 pub(crate) fn parse_lines(
     input: impl Read + Send,
     name: String,
-    parse: impl Fn(&str) -> ParsedLine + Send,
+    parse: impl Fn(String) -> ParsedLine + Send,
 ) -> impl Iterator<Item = ReadRecord> + Send {
     let mut failed = false;
     let lines = BufReader::new(input).split(b'\n').zip(1u64..);
@@ -43,7 +42,7 @@ pub(crate) fn parse_lines(
                 let position = error.utf8_error().valid_up_to() + 1;
                 InvalidRecordKind::Utf8 { position }
             });
-            parse(&line?)
+            parse(line?)
         };
         let parsed = line.map_err(InvalidRecordKind::Io).and_then(parse_bytes).transpose()?;
         let unit = Unit::Line;

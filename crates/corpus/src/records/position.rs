@@ -5,7 +5,9 @@ use std::hash::Hasher;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash64;
 
-use crate::records::record::{Fields, InvalidRecord, Record};
+use crate::records::record::{
+    Fields, HashingWriter, InvalidRecord, Record, text_object_size, write_text_object,
+};
 
 /// How far an input has been read.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -21,12 +23,19 @@ impl InputPosition {
     pub(crate) fn after(self, record: &Result<Record, InvalidRecord>) -> Self {
         // Run states on disk contain this hash. XXH64 is a fixed function of the bytes, unlike
         // `DefaultHasher`, which may change with the standard library.
-        let mut hasher = XxHash64::with_seed(self.hash);
+        let mut writer = HashingWriter(XxHash64::with_seed(self.hash));
+        let hasher = &mut writer.0;
         let mut part = |bytes: &[u8]| {
             hasher.write(&(bytes.len() as u64).to_le_bytes());
             hasher.write(bytes);
         };
         match record {
+            Ok(Record { text, fields: Fields::Text, .. }) => {
+                part(text.as_bytes());
+                // As a part with the object, without a copy of the text.
+                hasher.write(&(text_object_size(text) as u64).to_le_bytes());
+                write_text_object(&mut writer, text).ok(); // this writer cannot fail
+            }
             Ok(Record { text, fields: Fields::Json { open_object, .. }, .. }) => {
                 part(text.as_bytes());
                 part(open_object.as_bytes());
@@ -37,7 +46,7 @@ impl InputPosition {
             }
             Err(invalid) => part(invalid.to_string().as_bytes()),
         }
-        Self { read: self.read + 1, hash: hasher.finish() }
+        Self { read: self.read + 1, hash: writer.0.finish() }
     }
 }
 
@@ -53,13 +62,23 @@ mod tests {
 
     #[test]
     fn the_hashes_of_records_do_not_change() {
-        let records = ["a", "b"].map(|text| {
-            let fields = Fields::of_line(text);
-            Ok(Record { text: text.to_string(), unit: Unit::Line, number: 1, fields })
-        });
-        let first = InputPosition::default().after(&records[0]);
-        let second = first.after(&records[1]);
-        assert_eq!([first.hash, second.hash], [423_814_442_041_782_016, 7_125_784_579_109_028_841]);
+        let of_line = |_: &str| Fields::Text;
+        let of_json = |text: &str| {
+            let open_object = format!("{{\"text\":\"{text}\"");
+            Fields::Json { open_object, has_embedding: false }
+        };
+        for fields in [of_line as fn(&str) -> Fields, of_json] {
+            let records = ["a", "b"].map(|text| {
+                let fields = fields(text);
+                Ok(Record { text: text.to_string(), unit: Unit::Line, number: 1, fields })
+            });
+            let first = InputPosition::default().after(&records[0]);
+            let second = first.after(&records[1]);
+            assert_eq!(
+                [first.hash, second.hash],
+                [423_814_442_041_782_016, 7_125_784_579_109_028_841]
+            );
+        }
     }
 
     /// The hash of a row depends on the hash of its batch as an Arrow IPC stream. If an update of

@@ -10,7 +10,6 @@ use std::{
 use arrow_array::RecordBatch;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::ArrowError;
-use serde_json::Value;
 use twox_hash::XxHash64;
 
 use crate::error::list_names;
@@ -27,6 +26,8 @@ pub struct Record {
 /// All fields of a record.
 #[derive(Clone, Debug)]
 pub(crate) enum Fields {
+    /// The field `text` only, which is the record's text.
+    Text,
     Json {
         /// A JSON object without its closing brace, so that a field can be appended:
         /// `{"id": 7, "text": "…"`.
@@ -70,12 +71,41 @@ impl Record {
     }
 }
 
-impl Fields {
-    /// The object `{"text": line}`.
-    pub(crate) fn of_line(line: &str) -> Self {
-        let open_object = format!("{{\"text\":{}", Value::from(line));
-        Self::Json { open_object, has_embedding: false }
+/// Writes the JSON object of [`Fields::Text`] without its closing brace.
+pub(crate) fn write_text_object(to: &mut impl Write, text: &str) -> io::Result<()> {
+    to.write_all(b"{\"text\":")?;
+    serde_json::to_writer(to, text).map_err(io::Error::from)
+}
+
+/// The object that [`write_text_object`] writes.
+pub(crate) fn text_object(text: &str) -> String {
+    let mut object = Vec::with_capacity(text_object_size(text));
+    // Neither a string nor this writer can fail.
+    write_text_object(&mut object, text).ok();
+    String::from_utf8(object).expect("JSON of a string is UTF-8")
+}
+
+/// Counts the bytes that are written.
+#[derive(Default)]
+pub(crate) struct CountingWriter(pub(crate) usize);
+
+impl Write for CountingWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
     }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The number of bytes that [`write_text_object`] writes.
+pub(crate) fn text_object_size(text: &str) -> usize {
+    let mut size = CountingWriter::default();
+    // Neither a string nor this writer can fail.
+    write_text_object(&mut size, text).ok();
+    size.0
 }
 
 /// Rows of a table that were read together.
@@ -100,8 +130,9 @@ impl RowBatch {
     }
 }
 
+/// Hashes the bytes that are written.
 #[derive(Default)]
-struct HashingWriter(XxHash64);
+pub(crate) struct HashingWriter(pub(crate) XxHash64);
 
 impl Write for HashingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

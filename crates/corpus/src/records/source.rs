@@ -233,7 +233,7 @@ fn decompressed(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::record::{Fields, Record};
+    use crate::records::record::{Fields, Record, text_object};
 
     /// Each record of a file as `text | JSON object without its closing brace`, or the error.
     fn read(file: &str, content: &[u8], field: Option<&str>) -> Vec<String> {
@@ -249,6 +249,9 @@ mod tests {
                 .map(|record| match record {
                     Ok(Record { text, fields: Fields::Json { open_object, .. }, .. }) => {
                         format!("{text} | {open_object}")
+                    }
+                    Ok(Record { text, fields: Fields::Text, .. }) => {
+                        format!("{text} | {}", text_object(&text))
                     }
                     Ok(Record { fields: Fields::Row { .. }, .. }) => {
                         panic!("expected a JSON record, got a table row")

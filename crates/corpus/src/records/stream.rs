@@ -63,8 +63,7 @@ impl Records {
     pub(crate) fn of_texts(texts: Vec<String>) -> Self {
         let total = texts.len() as u64;
         let records = texts.into_iter().zip(1..).map(|(text, number)| {
-            let fields = Fields::of_line(&text);
-            Ok(Record { text, unit: Unit::Item, number, fields })
+            Ok(Record { text, unit: Unit::Item, number, fields: Fields::Text })
         });
         Self::new(Some(string_columns(["text"])), records).with_total(Some(total))
     }

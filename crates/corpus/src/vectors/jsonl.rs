@@ -7,7 +7,7 @@ use arrow_array::RecordBatch;
 use crate::{
     EMBEDDING, Error, Result,
     columns::{NonFinite, rows_to_json},
-    records::{Fields, Record},
+    records::{Fields, Record, text_object, write_text_object},
 };
 
 /// One JSON object per record of the input `name`, with the field `embedding` at its end.
@@ -25,14 +25,27 @@ pub(crate) fn json_lines(
     non_finite: &mut NonFinite,
 ) -> Result<Vec<u8>> {
     let mut lines = vec![];
-    let objects = open_objects(name, records, non_finite)?;
-    for ((record, object), vector) in records.iter().zip(objects).zip(vectors.chunks(dimension)) {
+    let mut write = |record: &Record, object: Option<Cow<str>>, vector: &[f32]| {
         if let Fields::Json { has_embedding: true, .. } = record.fields {
             return Err(Error::EmbeddingField { name: name.to_string(), number: record.number });
         }
-        write!(lines, "{object},\"{EMBEDDING}\":").map_err(serde_json::Error::io)?;
+        match object {
+            Some(object) => lines.extend_from_slice(object.as_bytes()),
+            None => write_text_object(&mut lines, &record.text).map_err(serde_json::Error::io)?,
+        }
+        write!(lines, ",\"{EMBEDDING}\":").map_err(serde_json::Error::io)?;
         serde_json::to_writer(&mut lines, vector)?;
         lines.extend(b"}\n");
+        Ok(())
+    };
+    let vectors = vectors.chunks(dimension);
+    if records.iter().all(|record| matches!(record.fields, Fields::Text)) {
+        records.iter().zip(vectors).try_for_each(|(record, vector)| write(record, None, vector))?;
+    } else {
+        let objects = open_objects(name, records, non_finite)?;
+        for ((record, object), vector) in records.iter().zip(objects).zip(vectors) {
+            write(record, Some(object), vector)?;
+        }
     }
     Ok(lines)
 }
@@ -61,11 +74,12 @@ pub(crate) fn open_objects<'a>(
                     Fields::Row { row, .. } => {
                         Some(Cow::Owned(std::mem::take(&mut lines[row - first])))
                     }
-                    Fields::Json { .. } => None,
+                    Fields::Json { .. } | Fields::Text => None,
                 }));
             }
             _ => objects.extend(records.iter().filter_map(|record| match &record.fields {
                 Fields::Json { open_object, .. } => Some(Cow::Borrowed(open_object.as_str())),
+                Fields::Text => Some(Cow::Owned(text_object(&record.text))),
                 Fields::Row { .. } => None,
             })),
         }
@@ -86,7 +100,7 @@ fn are_adjacent(one: &Record, next: &Record) -> bool {
         (Fields::Row { batch, row }, Fields::Row { batch: next_batch, row: next_row }) => {
             Arc::ptr_eq(batch, next_batch) && *next_row == row + 1
         }
-        (Fields::Json { .. }, Fields::Json { .. }) => true,
+        (Fields::Json { .. } | Fields::Text, Fields::Json { .. } | Fields::Text) => true,
         _ => false,
     }
 }

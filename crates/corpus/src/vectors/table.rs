@@ -8,7 +8,8 @@ use std::{
 };
 
 use arrow_array::{
-    ArrayRef, FixedSizeListArray, Float16Array, Float32Array, RecordBatch, new_null_array,
+    ArrayRef, FixedSizeListArray, Float16Array, Float32Array, RecordBatch, StringArray,
+    new_null_array,
 };
 use arrow_ipc::{
     reader::StreamReader,
@@ -30,7 +31,7 @@ use parquet::{
 use crate::{
     EMBEDDING, Error, Result,
     columns::{self, Json, children, convert},
-    records::{Fields, Record},
+    records::{Fields, Record, text_object_size},
     vectors::{dtype::VectorDtype, jsonl::open_objects},
 };
 
@@ -142,7 +143,11 @@ pub(crate) fn encode_batches(
     for count in batch_sizes(records.iter().map(size), BATCH_BYTES) {
         let range = start..start + count;
         let vectors = &vectors[range.start * dimension..range.end * dimension];
-        streams.extend(encode_batch(schema, input, &records[range], vectors)?);
+        let stream = encode_batch(schema, input, &records[range], vectors)?;
+        match streams.is_empty() {
+            true => streams = stream, // without a copy
+            false => streams.extend(stream),
+        }
         start += count;
     }
     Ok(streams)
@@ -151,6 +156,7 @@ pub(crate) fn encode_batches(
 /// The size in bytes of a record with all its fields; for a row of a table, the mean of its batch.
 fn size(record: &Record) -> usize {
     match &record.fields {
+        Fields::Text => record.text.len() + text_object_size(&record.text),
         Fields::Json { open_object, .. } => record.text.len() + open_object.len(),
         Fields::Row { batch, .. } => batch.row_bytes,
     }
@@ -224,6 +230,10 @@ fn field_columns(schema: &SchemaRef, input: &str, records: &[Record]) -> Result<
     }
     if rows.len() == records.len() {
         return Ok(interleave_record_batch(&batches, &rows)?.columns().to_vec());
+    }
+    if records.iter().all(|record| matches!(record.fields, Fields::Text)) {
+        let texts = records.iter().map(Record::text);
+        return Ok(vec![Arc::new(StringArray::from_iter_values(texts))]);
     }
     let objects =
         records.iter().map(|record| to_json(input, record)).collect::<Result<Vec<_>>>()?;

@@ -17,19 +17,11 @@ use crate::{
     models::encoder_model::no_rows,
     pipelines::modules::{Chain, Module, transformer},
     pipelines::with_tokenizer::with_tokenizer,
-    text::packing::within_budget,
+    text::packing::{TOKEN_BUDGET, within_budget},
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
 };
-
-/// Default maximum number of tokens per batch.
-///
-/// The budget bounds memory: a batch's hidden states are kept until they are pooled. On a CPU,
-/// [`EncoderModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
-/// thread, so that the activations of a part stay in the caches. On a GPU, a batch is
-/// computed as a whole.
-pub(crate) const TOKEN_BUDGET: usize = 2048;
 
 /// A sentence embedding model: tokenizer, encoder, pooling, and the modules after the pooling.
 ///
@@ -68,6 +60,9 @@ pub struct Embedder {
 
 /// Number of texts that [`Embedder::embed_iter`] reads and embeds together.
 const TEXTS_PER_GROUP: usize = 1024;
+
+/// Number of windows of long texts whose vectors are in memory at a time.
+const WINDOWS_PER_GROUP: usize = 1024;
 
 /// The options of [`Embedder::embed_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -735,36 +730,46 @@ impl Embedder {
         prompt: usize,
         run: &dyn Fn(&BatchFn) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let special = self.tokenizer.special_token_count();
-        let all: Vec<(&Tokens, usize)> =
-            windows.iter().flat_map(|windows| windows.iter().zip(prompt_lengths(prompt))).collect();
-        let vectors = self.embed_within(&all, run)?; // (all windows, E)
-        let mut start = 0;
-        let means = windows.iter().map(|windows| {
-            let n = windows.len();
-            let own = vectors.narrow(0, start, n)?; // (windows, E)
-            start += n;
-            if n == 1 {
-                return Ok(own);
+        let all = windows.iter().enumerate().flat_map(|(text, windows)| {
+            let windows = windows.iter().zip(prompt_lengths(prompt));
+            windows.map(move |(window, prompt)| (text, window, prompt))
+        });
+        let all: Vec<(usize, &Tokens, usize)> = all.collect();
+        let mut sums = vec![vec![0.0; self.dimension]; windows.len()];
+        let mut weights = vec![0.0; windows.len()];
+        for group in all.chunks(WINDOWS_PER_GROUP) {
+            let sequences: Vec<_> = group.iter().map(|&(_, window, n)| (window, n)).collect();
+            let vectors = self.embed_within(&sequences, run)?.to_vec2::<f32>()?;
+            for (&(text, window, prompt), vector) in group.iter().zip(vectors) {
+                let weight = match windows[text].len() {
+                    1 => 1.0,
+                    _ => self.window_weight(window, prompt),
+                };
+                weights[text] += weight;
+                sums[text].iter_mut().zip(vector).for_each(|(sum, x)| *sum += x * weight);
             }
-            let weights = windows.iter().zip(prompt_lengths(prompt)).map(|(window, prompt)| {
-                let excluded = if self.pooling.includes_prompt() { 0 } else { prompt };
-                // A special token at the beginning is counted in `special` too.
-                let counted = self.tokenizer.starts_with_special_token(&window.input_ids);
-                let excluded = excluded.saturating_sub(usize::from(counted));
-                window.input_ids.len().saturating_sub(special + excluded)
-            });
-            let weights = weights.map(|n| n as f32);
-            let weights = Tensor::from_iter(weights, own.device())?.unsqueeze(1)?; // (windows, 1)
-            let sum = own.broadcast_mul(&weights)?.sum_keepdim(0)?;
-            let mean = sum.broadcast_div(&weights.sum_keepdim(0)?)?;
-            match self.is_normalized() {
+        }
+        let (device, e) = (self.model.device(), self.dimension);
+        let means = sums.into_iter().zip(weights).zip(windows).map(|((sum, weight), windows)| {
+            let mean = sum.into_iter().map(|x| x / weight).collect();
+            let mean = Tensor::from_vec(mean, (1, e), device)?;
+            match windows.len() > 1 && self.is_normalized() {
                 true => Ok(l2_normalize(&mean)?),
                 false => Ok(mean),
             }
         });
         let means = means.collect::<Result<Vec<_>>>()?;
         Ok(Tensor::cat(&means, 0)?)
+    }
+
+    /// The weight of a window in the mean over the windows of a text.
+    fn window_weight(&self, window: &Tokens, prompt: usize) -> f32 {
+        let excluded = if self.pooling.includes_prompt() { 0 } else { prompt };
+        // A special token at the beginning is counted among the special tokens too.
+        let counted = self.tokenizer.starts_with_special_token(&window.input_ids);
+        let excluded = excluded.saturating_sub(usize::from(counted));
+        let special = self.tokenizer.special_token_count();
+        window.input_ids.len().saturating_sub(special + excluded) as f32
     }
 
     /// The vector of each sequence, given its tokens and the number of tokens at its beginning that

@@ -11,6 +11,10 @@ use crate::{
     pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
 };
 
+/// Number of mask tokens whose logits are in memory at a time. With a vocabulary of 250,000 tokens,
+/// the logits of one mask token take 1 MB.
+const MASKS_PER_PART: usize = 16;
+
 /// A masked language model and its tokenizer.
 ///
 /// # Source
@@ -117,9 +121,15 @@ impl MaskFiller {
             return Ok(vec![]);
         }
         let hidden = self.encoder().forward_packed(&PackedBatch::of([tokens])?)?; // (T, E)
-        let masks = Tensor::new(masks, hidden.device())?;
-        let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, vocab_size)
-        (0..logits.dim(0)?).map(|i| self.most_likely(&logits.i(i)?, top)).collect()
+        let mut all = vec![];
+        for masks in masks.chunks(MASKS_PER_PART) {
+            let masks = Tensor::new(masks, hidden.device())?;
+            let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, vocab_size)
+            for i in 0..logits.dim(0)? {
+                all.push(self.most_likely(&logits.i(i)?, top)?);
+            }
+        }
+        Ok(all)
     }
 
     /// The token to fill, such as `[MASK]`.

@@ -6,9 +6,9 @@ use candle_core::{DType, Device};
 
 use crate::{
     EncoderForQuestionAnswering, EncoderModel, Error, LoadReport, ModelFiles, PackedBatch,
-    Precision, Result, TextTokenizer, pipelines::inspect::check_classifier,
+    Precision, Result, TextTokenizer, TextWindows, Tokens, pipelines::inspect::check_classifier,
     pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
-    text::sentence_config::Loader, text::tokenizer::Window,
+    text::sentence_config::Loader, text::windows::Window,
 };
 
 /// Maximum number of tokens of a window: the question, a part of the text and the special tokens.
@@ -112,28 +112,65 @@ impl QuestionAnswerer {
     /// is then extended to whole words. A long text is split into overlapping windows.
     ///
     /// # Errors
+    /// The errors of [`Self::tokenize`], [`Self::logits`] and [`Self::answers`].
+    pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
+        let windows = self.tokenize(question, text)?;
+        let logits = windows.in_parts(|part| self.logits(part))?;
+        self.answers(&windows, &logits, top)
+    }
+
+    /// The first step of [`Self::answer`]: splits a text into windows, each with the question. A
+    /// window has at most 384 tokens. The longer the question, the more windows the text has.
+    ///
+    /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;
     /// [`Error::NoRoom`] if the special tokens leave no room for the text; [`Error::LongQuestion`]
-    /// for a question that leaves no room for the text; [`Error::NonFiniteOutput`] for scores that
-    /// are NaN or infinite.
-    pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
-        let spans = self.tokenizer.encode_spans(Some(question), text, MAX_LENGTH)?;
-        let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;
+    /// for a question that leaves no room for the text.
+    pub fn tokenize(&self, question: &str, text: &str) -> Result<TextWindows> {
+        self.tokenizer.encode_text_windows(Some(question), text, MAX_LENGTH)
+    }
+
+    /// The second step of [`Self::answer`]: for each sequence, the logits of its tokens as the start
+    /// of the answer, and then those as its end, `(2, T)`. The sequences may be those of several
+    /// texts; [`TextWindows::in_parts`] computes those of a long text in parts.
+    ///
+    /// # Errors
+    /// The errors of [`EncoderModel::forward_packed`].
+    pub fn logits(&self, sequences: &[&Tokens]) -> Result<Vec<Vec<f32>>> {
+        let batch = PackedBatch::of(sequences.iter().copied())?;
         let scores = self.model.forward_packed(&batch)?;
         let start = scores.start.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let end = scores.end.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-        let words = spans.word_ranges();
+        let of = |at: &[usize]| [&start[at[0]..at[1]], &end[at[0]..at[1]]].concat();
+        Ok(batch.offsets().windows(2).map(of).collect())
+    }
+
+    /// The third step of [`Self::answer`]: the `top` most likely answers. `logits` are those of the
+    /// windows' sequences.
+    ///
+    /// # Errors
+    /// [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
+    /// # Panics
+    /// If the logits are not those of the windows.
+    pub fn answers(
+        &self,
+        windows: &TextWindows,
+        logits: &[Vec<f32>],
+        top: usize,
+    ) -> Result<Answers> {
+        let words = windows.word_ranges();
         let (mut scores_of_spans, mut no_answer) = (HashMap::new(), 1.0);
-        for (window, at) in spans.windows.iter().zip(batch.offsets().windows(2)) {
-            let (none_start, start) = probabilities(&start[at[0]..at[1]], window)?;
-            let (none_end, end) = probabilities(&end[at[0]..at[1]], window)?;
+        for (window, logits) in windows.windows.iter().zip(logits) {
+            let (start, end) = logits.split_at(logits.len() / 2);
+            let (none_start, start) = probabilities(start, window)?;
+            let (none_end, end) = probabilities(end, window)?;
             no_answer = f32::min(no_answer, none_start * none_end);
             for (first, start) in start.iter().enumerate() {
                 for (last, end) in end.iter().enumerate().skip(first).take(MAX_ANSWER_LENGTH) {
                     let start_word = &words[window.first + first];
                     let end_word = &words[window.first + last];
-                    let range = spans.byte_ranges[start_word.start].start
-                        ..spans.byte_ranges[end_word.end - 1].end;
+                    let range = windows.byte_ranges[start_word.start].start
+                        ..windows.byte_ranges[end_word.end - 1].end;
                     let best = scores_of_spans.entry(range).or_insert(0.0);
                     *best = f32::max(*best, start * end);
                 }
@@ -161,4 +198,20 @@ fn probabilities(logits: &[f32], window: &Window) -> Result<(f32, Vec<f32>)> {
     }
     let text = text_logits().map(|x| (x - max).exp() / sum).collect();
     Ok(((logits[0] - max).exp() / sum, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_advance_by_half_the_room_that_a_long_question_leaves() -> Result<()> {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/heads/answer");
+        let model = QuestionAnswerer::from_dir(dir, Precision::F32, &Device::Cpu)?;
+        // A window has 32 tokens: 3 special tokens, 20 of the question and 9 of the text.
+        let windows = model.tokenize(&"a ".repeat(20), &"b ".repeat(100))?;
+        assert_eq!(windows.sequences().len(), 20); // (100 - 9) / 5, rounded up, and the first
+        assert!(windows.sequences().all(|tokens| tokens.input_ids.len() <= 32));
+        Ok(())
+    }
 }

@@ -8,9 +8,9 @@ use candle_nn::ops::softmax;
 
 use crate::{
     EncoderForTokenClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
-    PackedBatch, Precision, Result, TextTokenizer, pipelines::inspect::check_classifier,
-    pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
-    text::sentence_config::Loader, text::tokenizer::Spans,
+    PackedBatch, Precision, Result, TextTokenizer, TextWindows, Tokens,
+    pipelines::inspect::check_classifier, pipelines::modules::transformer,
+    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
 };
 
 /// The label of tokens outside entities.
@@ -133,49 +133,80 @@ impl TokenClassifier {
     /// token is classified in the window where it has the most context on both sides.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text;
-    /// [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
+    /// The errors of [`Self::tokenize`], [`Self::scores`] and [`Self::entities`].
     pub fn classify(&self, text: &str, aggregation: Aggregation) -> Result<Vec<Entity>> {
-        let spans = self.tokenizer.encode_spans(None, text, usize::MAX)?;
-        let scores = self.scores(&spans)?;
+        let windows = self.tokenize(text)?;
+        let scores = windows.in_parts(|part| self.scores(part))?;
+        self.entities(&windows, &scores, aggregation)
+    }
+
+    /// The first step of [`Self::classify`]: splits a text into windows.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text.
+    pub fn tokenize(&self, text: &str) -> Result<TextWindows> {
+        self.tokenizer.encode_text_windows(None, text, usize::MAX)
+    }
+
+    /// The second step of [`Self::classify`]: for each sequence, the probability of each label for
+    /// each of its tokens, `(T, labels)` row after row. The sequences may be those of several texts;
+    /// [`TextWindows::in_parts`] computes those of a long text in parts.
+    ///
+    /// # Errors
+    /// The errors of [`EncoderModel::forward_packed`].
+    pub fn scores(&self, sequences: &[&Tokens]) -> Result<Vec<Vec<f32>>> {
+        let batch = PackedBatch::of(sequences.iter().copied())?;
+        if batch.tokens() == 0 {
+            return Ok(vec![vec![]; sequences.len()]);
+        }
+        let logits = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, labels)
+        let labels = logits.dim(1)?;
+        let all = softmax(&logits, D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
+        let of = |at: &[usize]| all[at[0] * labels..at[1] * labels].to_vec();
+        Ok(batch.offsets().windows(2).map(of).collect())
+    }
+
+    /// The third step of [`Self::classify`]: joins tokens to entities. `scores` are those of the
+    /// windows' sequences.
+    ///
+    /// # Errors
+    /// [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
+    /// # Panics
+    /// If the scores are not those of the windows.
+    pub fn entities(
+        &self,
+        windows: &TextWindows,
+        scores: &[Vec<f32>],
+        aggregation: Aggregation,
+    ) -> Result<Vec<Entity>> {
         let names = self.labels().names();
-        let labelled = aggregation.label(&spans, &scores);
+        let row = |(window, position): (usize, usize)| {
+            &scores[window][position * names.len()..(position + 1) * names.len()]
+        };
+        let rows: Vec<&[f32]> = windows.most_context().map(row).collect(); // one per token
+        if !rows.iter().copied().flatten().all(|score| score.is_finite()) {
+            return Err(Error::NonFiniteOutput);
+        }
+        let labelled = aggregation.label(windows, &rows);
         let entities = match aggregation {
             Aggregation::None => labelled.into_iter().map(|one| one.entity(names)).collect(),
             _ => joined(&labelled, names),
         };
         Ok(entities.into_iter().filter(|entity| entity.label != OUTSIDE).collect())
     }
-
-    /// The probability of each label for each token of the text.
-    fn scores(&self, spans: &Spans) -> Result<Vec<Vec<f32>>> {
-        if spans.byte_ranges.is_empty() {
-            return Ok(vec![]);
-        }
-        let batch = PackedBatch::of(spans.windows.iter().map(|window| &window.tokens))?;
-        let logits = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, labels)
-        let all = softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
-        let offsets = batch.offsets();
-        let rows = spans.most_context().map(|(window, position)| offsets[window] + position);
-        let scores: Vec<Vec<f32>> = rows.map(|row| all[row].clone()).collect();
-        match scores.iter().flatten().all(|score| score.is_finite()) {
-            true => Ok(scores),
-            false => Err(Error::NonFiniteOutput),
-        }
-    }
 }
 
 impl Aggregation {
     /// The label of each token, or of each word.
-    fn label(self, spans: &Spans, scores: &[Vec<f32>]) -> Vec<Labelled> {
-        let labels = scores.first().map_or(0, Vec::len);
+    fn label(self, windows: &TextWindows, scores: &[&[f32]]) -> Vec<Labelled> {
+        let labels = scores.first().map_or(0, |row| row.len());
         let mut labelled = vec![];
         let mut start = 0;
         while start < scores.len() {
             let end = match self {
                 Self::None | Self::Simple => start + 1,
                 _ => {
-                    let rest = spans.continues_word[start + 1..].iter();
+                    let rest = windows.continues_word[start + 1..].iter();
                     start + 1 + rest.take_while(|&&continues| continues).count()
                 }
             };
@@ -189,13 +220,13 @@ impl Aggregation {
                     let highest = |token: &[f32]| token.iter().copied().fold(0.0, f32::max);
                     let tokens = tokens.iter().rev(); // the first token wins ties
                     let best = tokens.max_by(|a, b| highest(a).total_cmp(&highest(b)));
-                    best.expect("at least one token").clone()
+                    best.expect("at least one token").to_vec()
                 }
-                Self::None | Self::Simple | Self::First => tokens[0].clone(),
+                Self::None | Self::Simple | Self::First => tokens[0].to_vec(),
             };
             let best = probabilities.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1));
             let (label, &score) = best.expect("at least one label");
-            let range = spans.byte_ranges[start].start..spans.byte_ranges[end - 1].end;
+            let range = windows.byte_ranges[start].start..windows.byte_ranges[end - 1].end;
             labelled.push(Labelled { label, score, range });
             start = end;
         }

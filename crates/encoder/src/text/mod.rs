@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 mod byte_bpe;
+mod chunks;
 pub(crate) mod packing;
 pub(crate) mod prompts;
 pub(crate) mod sentence_config;
@@ -12,12 +13,14 @@ mod tokenizer_class;
 pub(crate) mod tokenizer_config;
 mod tokenizer_json;
 mod unigram;
+pub(crate) mod windows;
 mod word_piece;
 
 pub use packing::PackedBatch;
 pub use prompts::Prompt;
 pub use tokenizer::{Piece, TextTokenizer, Tokens, TruncationSide};
 pub(crate) use tokenizer_config::REGISTERED_CLASS;
+pub use windows::TextWindows;
 
 /// Converts ranges of bytes of a text to ranges of characters (Unicode code points).
 ///

@@ -2,7 +2,6 @@
 //! `merges.txt`, or a SentencePiece model) and the settings files of the model.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fmt,
     ops::Range,
@@ -10,10 +9,10 @@ use std::{
     sync::Arc,
 };
 
+use rayon::prelude::*;
 use tokenizers::{
-    Encoding, ModelWrapper, PostProcessor, Tokenizer, TruncationDirection, TruncationParams,
+    Encoding, ModelWrapper, PostProcessor, Tokenizer, TruncationDirection,
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
-    utils::truncation::truncate_encodings,
 };
 
 use crate::{
@@ -24,7 +23,8 @@ use crate::{
     text::tokenizer_class::{Algorithm, UnigramRules},
     text::tokenizer_config::{self, TokenizerConfig},
     text::tokenizer_json::model_type,
-    text::{byte_bpe, unigram, word_piece},
+    text::windows::{TextWindows, Window, window_ranges},
+    text::{byte_bpe, chunks, unigram, word_piece},
 };
 
 /// The vocabulary of BERT's tokenizers: one token per line.
@@ -84,6 +84,8 @@ pub struct TextTokenizer {
     has_type_ids: bool,
     /// The ids of all special tokens: those of the settings, and the defaults of the class.
     special_ids: BTreeSet<u32>,
+    /// Whether long texts can be tokenized in chunks.
+    can_split: bool,
 }
 
 /// The tokens of one text or of one pair of texts, special tokens included.
@@ -119,59 +121,20 @@ pub struct Piece {
     pub range: Option<Range<usize>>,
 }
 
-/// The tokens of a text: their byte ranges and words, and the windows that contain them.
-pub(crate) struct Spans {
-    pub(crate) windows: Vec<Window>,
+/// The token ids of a text, without special tokens and truncated.
+struct TextIds {
+    ids: Vec<u32>,
+    /// Number of tokens before truncation.
+    all: usize,
+}
+
+/// The tokens of a text, without special tokens.
+struct TextTokens {
+    ids: Vec<u32>,
     /// The byte range of each token in the text.
-    pub(crate) byte_ranges: Vec<Range<usize>>,
+    byte_ranges: Vec<Range<usize>>,
     /// The index of the word that each token belongs to.
-    pub(crate) words: Vec<Option<u32>>,
-    /// Whether a token continues the word of the token before it; see
-    /// [`TextTokenizer::continues_word`].
-    pub(crate) continues_word: Vec<bool>,
-}
-
-/// One sequence: the question, if there is one, consecutive tokens of the text, and special tokens.
-pub(crate) struct Window {
-    pub(crate) tokens: Tokens,
-    /// The index of the window's first token among the tokens of the text.
-    pub(crate) first: usize,
-    /// For each token of the text that is in this window: its position in the sequence.
-    pub(crate) positions: Vec<usize>,
-}
-
-impl Spans {
-    /// For each token of the text: the index of the window with the most context for the token, and
-    /// the token's position in this window. The context is the number of tokens before the token or
-    /// after it in the window, whichever is smaller.
-    pub(crate) fn most_context(&self) -> impl Iterator<Item = (usize, usize)> {
-        // The windows of right truncation ascend by their first tokens, those of left truncation
-        // descend.
-        let mut windows: Vec<(usize, &Window)> = self.windows.iter().enumerate().collect();
-        windows.sort_by_key(|(_, window)| window.first);
-        let mut passed = 0; // windows that end before the token
-        (0..self.byte_ranges.len()).map(move |token| {
-            let end = |window: &Window| window.first + window.positions.len();
-            passed += windows[passed..].iter().take_while(|(_, w)| end(w) <= token).count();
-            let around = windows[passed..].iter().take_while(|(_, w)| w.first <= token);
-            let context = |window: &Window| (token - window.first).min(end(window) - 1 - token);
-            let best = around.max_by_key(|(i, window)| (context(window), Reverse(*i)));
-            let (i, window) = best.expect("each token is in a window");
-            (*i, window.positions[token - window.first])
-        })
-    }
-
-    /// For each token: the indices of the tokens of its word. A token without a word is a range of
-    /// its own.
-    pub(crate) fn word_ranges(&self) -> Vec<Range<usize>> {
-        let is_same_word = |a: &Option<u32>, b: &Option<u32>| a.is_some() && a == b;
-        let mut ranges = Vec::with_capacity(self.words.len());
-        for word in self.words.chunk_by(is_same_word) {
-            let range = ranges.len()..ranges.len() + word.len();
-            ranges.extend(std::iter::repeat_n(range, word.len()));
-        }
-        ranges
-    }
+    words: Vec<Option<u32>>,
 }
 
 /// Prints the file of the vocabulary and the maximum length, not the vocabulary.
@@ -248,6 +211,8 @@ impl TextTokenizer {
             unknown_id: tokenizer.token_to_id(settings.named("unk_token")),
             pad_id: tokenizer.token_to_id(settings.named("pad_token")).unwrap_or(0),
             special_ids: special_ids.collect(),
+            // A damaged tokenizer that panics here also does so when it is used, which is an error.
+            can_split: guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false),
             tokenizer: Arc::new(tokenizer),
             max_seq_length,
             max_length_path,
@@ -360,18 +325,11 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
         let room = self.max_seq_length - self.special_token_count();
-        let whole = self.encode_without_special_tokens(texts)?.into_iter();
-        let truncated = whole.map(|mut tokens| {
-            let all = tokens.len();
-            tokens.truncate(room, 0, self.truncation_side);
-            tokens.take_overflowing();
-            let truncated = all - tokens.len();
-            Ok(Tokens {
-                truncated,
-                ..self.joined(tokens, None).map(|joined| self.tokens(&joined))?
-            })
-        });
-        truncated.collect()
+        self.for_each_text(texts, |text| {
+            let TextIds { ids, all } = self.text_ids(text, room)?;
+            let truncated = all - ids.len();
+            Ok(Tokens { truncated, ..self.tokens(&self.joined(&ids, None)?) })
+        })
     }
 
     /// Splits each text into consecutive windows of at most the maximum length, each with its own
@@ -381,14 +339,30 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
         let room = self.max_seq_length - self.special_token_count();
-        let whole = self.encode_without_special_tokens(texts)?.into_iter();
-        let windows = whole.map(|mut tokens| {
-            tokens.truncate(room, 0, TruncationDirection::Right);
-            let rest = tokens.take_overflowing();
-            let windows = std::iter::once(tokens).chain(rest);
-            windows.map(|window| Ok(self.tokens(&self.joined(window, None)?))).collect()
-        });
-        windows.collect()
+        self.for_each_text(texts, |text| {
+            let (mut windows, mut rest) = (vec![], vec![]);
+            let window = |ids: &[u32]| Ok::<_, Error>(self.tokens(&self.joined(ids, None)?));
+            self.for_each_chunk(text, encode_ids, |_, tokens| {
+                rest.extend_from_slice(tokens.get_ids());
+                let full = rest.len().saturating_sub(1) / room * room; // the last one may grow
+                for ids in rest.drain(..full).as_slice().chunks(room) {
+                    windows.push(window(ids)?);
+                }
+                Ok(())
+            })?;
+            windows.push(window(&rest)?);
+            Ok(windows)
+        })
+    }
+
+    /// Calls `f` for each text, on several threads.
+    fn for_each_text<S: AsRef<str>, T: Send>(
+        &self,
+        texts: &[S],
+        f: impl Fn(&str) -> Result<T> + Send + Sync,
+    ) -> Result<Vec<T>> {
+        let texts: Vec<&str> = texts.iter().map(|text| text.as_ref()).collect();
+        texts.into_par_iter().map(f).collect()
     }
 
     /// The ids and types of the tokens.
@@ -400,10 +374,39 @@ impl TextTokenizer {
         Tokens { input_ids: encoding.get_ids().to_vec(), token_type_ids, truncated: 0 }
     }
 
-    /// The tokens of each text, not truncated and without special tokens.
-    fn encode_without_special_tokens<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Encoding>> {
-        let texts = texts.iter().map(|text| text.as_ref()).collect();
-        self.guarded(|tokenizer| tokenizer.encode_batch_fast(texts, false))
+    /// Calls `encode` for the chunks of a text, and `add` for each chunk and its tokens, in the
+    /// order of the text.
+    fn for_each_chunk(
+        &self,
+        text: &str,
+        encode: impl Fn(&Tokenizer, &str) -> tokenizers::Result<Encoding> + Sync,
+        mut add: impl FnMut(&str, &Encoding) -> Result<()>,
+    ) -> Result<()> {
+        let encode = |chunk: &str| self.guarded(|tokenizer| encode(tokenizer, chunk));
+        match self.can_split {
+            true => chunks::for_each_chunk(text, encode, add),
+            false => add(text, &encode(text)?),
+        }
+    }
+
+    /// The token ids of a text, without special tokens, truncated to `max` tokens.
+    fn text_ids(&self, text: &str, max: usize) -> Result<TextIds> {
+        let (mut ids, mut all) = (vec![], 0);
+        self.for_each_chunk(text, encode_ids, |_, tokens| {
+            let more = tokens.get_ids();
+            all += more.len();
+            match self.truncation_side {
+                TruncationDirection::Right => {
+                    ids.extend_from_slice(&more[..more.len().min(max - ids.len())]);
+                }
+                TruncationDirection::Left => {
+                    ids.extend_from_slice(&more[more.len().saturating_sub(max)..]);
+                    ids.drain(..ids.len().saturating_sub(max));
+                }
+            }
+            Ok(())
+        })?;
+        Ok(TextIds { ids, all })
     }
 
     /// The tokens of pairs of texts. Tokens of the second text have type 1 if the tokenizer has
@@ -419,34 +422,39 @@ impl TextTokenizer {
         if got <= special {
             return Err(Error::NoRoom { path: self.max_length_path.clone(), got, special });
         }
-        let (max_length, direction) = (got - special, self.truncation_side);
-        let room = TruncationParams { max_length, direction, ..TruncationParams::default() };
+        let room = got - special;
         let firsts: BTreeSet<&str> = pairs.iter().map(|(first, _)| first.as_ref()).collect();
         let firsts: Vec<&str> = firsts.into_iter().collect(); // a shared query is tokenized once
-        let first = firsts.iter().copied().zip(self.encode_without_special_tokens(&firsts)?);
-        let first: BTreeMap<&str, Encoding> = first.collect();
-        let seconds: Vec<&str> = pairs.iter().map(|(_, second)| second.as_ref()).collect();
-        let seconds = self.encode_without_special_tokens(&seconds)?;
-        let joined = pairs.iter().zip(seconds).map(|((text, _), second)| {
-            let first = first[text.as_ref()].clone();
-            let all = first.len() + second.len();
-            let kept = truncate_encodings(first, Some(second), &room);
-            let (mut first, mut second) = kept.map_err(|e| self.error(e))?;
-            for text in std::iter::once(&mut first).chain(&mut second) {
-                text.take_overflowing();
-            }
-            let truncated = all - first.len() - second.as_ref().map_or(0, Encoding::len);
-            Ok(Tokens { truncated, ..self.tokens(&self.joined(first, second)?) })
+        let ids = self.for_each_text(&firsts, |text| self.text_ids(text, room))?;
+        let first: BTreeMap<&str, &TextIds> = firsts.iter().copied().zip(&ids).collect();
+        let pairs: Vec<(&TextIds, &str)> =
+            pairs.iter().map(|(text, second)| (first[text.as_ref()], second.as_ref())).collect();
+        let joined = pairs.into_par_iter().map(|(first, second)| {
+            let second = self.text_ids(second, room)?;
+            let (n1, n2) = pair_lengths(first.all, second.all, room);
+            let (ids1, ids2) = (self.truncated(&first.ids, n1), self.truncated(&second.ids, n2));
+            let truncated = first.all - n1 + second.all - n2;
+            Ok(Tokens { truncated, ..self.tokens(&self.joined(ids1, Some(ids2))?) })
         });
         joined.collect()
     }
 
-    /// Joins one or two texts with their special tokens.
-    fn joined(&self, first: Encoding, second: Option<Encoding>) -> Result<Encoding> {
-        let second = second.map(|mut second| {
-            second.set_type_ids(vec![1; second.len()]);
-            second
-        });
+    /// The `n` ids that truncation keeps.
+    fn truncated<'a>(&self, ids: &'a [u32], n: usize) -> &'a [u32] {
+        match self.truncation_side {
+            TruncationDirection::Right => &ids[..n],
+            TruncationDirection::Left => &ids[ids.len() - n..],
+        }
+    }
+
+    /// Joins one or two texts with their special tokens. The post-processor depends on the ids
+    /// only, apart from offsets, which are not used.
+    fn joined(&self, first: &[u32], second: Option<&[u32]>) -> Result<Encoding> {
+        let encoding = |ids: &[u32], type_id| {
+            let token = |&id: &u32| tokenizers::Token::new(id, String::new(), (0, 0));
+            Encoding::from_tokens(ids.iter().map(token).collect(), type_id)
+        };
+        let (first, second) = (encoding(first, 0), second.map(|ids| encoding(ids, 1)));
         self.guarded(|tokenizer| tokenizer.post_process(first, second, true))
     }
 
@@ -459,17 +467,14 @@ impl TextTokenizer {
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
     /// if the special tokens leave no room for the text; [`Error::LongQuestion`] for a question
     /// that leaves no room for the text.
-    pub(crate) fn encode_spans(
+    pub(crate) fn encode_text_windows(
         &self,
         question: Option<&str>,
         text: &str,
         max_length: usize,
-    ) -> Result<Spans> {
+    ) -> Result<TextWindows> {
         // The default `doc_stride` of the question answering pipeline of transformers.
         const OVERLAP: usize = 128;
-        let encode = |text| self.guarded(|tokenizer| tokenizer.encode_fast(text, false));
-        let first = question.map(encode).transpose()?;
-        let question_length = first.as_ref().map_or(0, Encoding::len);
         let max_length = max_length.min(self.max_seq_length);
         let special = special_token_count(&self.tokenizer, question.is_some());
         let space = max_length.saturating_sub(special);
@@ -477,39 +482,36 @@ impl TextTokenizer {
             let (path, got) = (self.max_length_path.clone(), max_length);
             return Err(Error::NoRoom { path, got, special });
         }
+        let question_ids = question.map(|question| self.text_ids(question, space)).transpose()?;
+        let question_length = question_ids.as_ref().map_or(0, |ids| ids.all);
         if question_length >= space {
             let (question, max) =
                 (beginning(question.unwrap_or_default()), space.saturating_sub(1));
             return Err(Error::LongQuestion { question, got: question_length, max });
         }
         let room = space - question_length;
-        let overlap = (max_length / 2).min(OVERLAP).min(room - 1);
-        let (mut whole, byte_ranges) = self.encode_with_ranges(text)?;
-        let words = whole.get_word_ids().to_vec();
-        let continues_word = self.continues_word(text, &whole, &byte_ranges);
-        let (all, side) = (whole.len(), self.truncation_side);
-        whole.truncate(room, overlap, side);
-        let rest = whole.take_overflowing();
-        let windows = std::iter::once(whole).chain(rest).enumerate().map(|(i, window)| {
-            let own = window.len();
-            let joined = match &first {
-                Some(first) => self.joined(first.clone(), Some(window))?,
-                None => self.joined(window, None)?,
+        // Windows advance by at least half their room, so that their number is linear in the length
+        // of the text whatever the length of the question.
+        let overlap = OVERLAP.min(max_length / 2).min(room / 2);
+        let TextTokens { ids, byte_ranges, words } = self.encode_with_ranges(text)?;
+        let continues_word = self.continues_word(text, &ids, &words, &byte_ranges);
+        let window = |range: Range<usize>| {
+            let (first, own) = (range.start, range.len());
+            let joined = match &question_ids {
+                Some(question) => self.joined(&question.ids, Some(&ids[range]))?,
+                None => self.joined(&ids[range], None)?,
             };
             let special = joined.get_special_tokens_mask();
             let positions = (0..joined.len()).filter(|&position| special[position] == 0);
             let positions = positions.skip(question_length).take(own).collect();
-            let shift = i * (room - overlap);
-            let first = match side {
-                TruncationDirection::Right => shift,
-                TruncationDirection::Left => all - shift - own,
-            };
             Ok(Window { tokens: self.tokens(&joined), first, positions })
-        });
-        Ok(Spans { windows: windows.collect::<Result<_>>()?, byte_ranges, words, continues_word })
+        };
+        let windows = window_ranges(ids.len(), room, overlap, self.truncation_side);
+        let windows = windows.into_iter().map(window).collect::<Result<_>>()?;
+        Ok(TextWindows { windows, byte_ranges, words, continues_word })
     }
 
-    /// See [`Spans::continues_word`]. In a WordPiece model, a token continues a word if the token
+    /// See [`TextWindows::continues_word`]. In a WordPiece model, a token continues a word if the token
     /// before it belongs to the same word; transformers instead compares the length of the token
     /// with that of its text, which gives other words if the normalizer changes the number of
     /// characters. In other models, a token continues a word if a character other than a space
@@ -517,11 +519,11 @@ impl TextTokenizer {
     fn continues_word(
         &self,
         text: &str,
-        tokens: &Encoding,
+        ids: &[u32],
+        words: &[Option<u32>],
         byte_ranges: &[Range<usize>],
     ) -> Vec<bool> {
         if matches!(self.tokenizer.get_model(), ModelWrapper::WordPiece(_)) {
-            let words = tokens.get_word_ids();
             let joined = |i: usize| i > 0 && words[i].is_some() && words[i] == words[i - 1];
             return (0..words.len()).map(joined).collect();
         }
@@ -530,7 +532,7 @@ impl TextTokenizer {
             let first = text[range.start..].chars().next();
             before.is_some_and(|c| c != ' ') && first != Some(' ') && Some(*id) != self.unknown_id
         };
-        byte_ranges.iter().zip(tokens.get_ids()).map(continues).collect()
+        byte_ranges.iter().zip(ids).map(continues).collect()
     }
 
     /// The tokens of a text, not truncated, with or without special tokens.
@@ -551,40 +553,104 @@ impl TextTokenizer {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn pieces(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Piece>> {
-        let (encoding, byte_ranges) = self.encode_with_ranges(text)?;
-        let encoding = match with_special_tokens {
-            true => self.joined(encoding, None)?,
-            false => encoding,
-        };
-        let mut byte_ranges = byte_ranges.into_iter();
-        let pieces = encoding.get_ids().iter().zip(encoding.get_tokens());
-        let pieces = pieces.zip(encoding.get_special_tokens_mask());
-        let pieces = pieces.map(|((&id, token), &is_special)| {
-            let range = if is_special == 1 { None } else { byte_ranges.next() };
-            Piece { id, token: token.clone(), range }
-        });
-        Ok(pieces.collect())
+        let mut pieces = vec![];
+        self.for_each_piece(text, with_special_tokens, |piece| pieces.push(piece))?;
+        Ok(pieces)
     }
 
-    /// The tokens of a text, without special tokens, and the range of bytes of each.
-    fn encode_with_ranges(&self, text: &str) -> Result<(Encoding, Vec<Range<usize>>)> {
+    /// Calls `f` for each of [`Self::pieces`]. Only the tokens of a part of a long text are in
+    /// memory at a time.
+    ///
+    /// # Errors
+    /// The errors of [`Self::pieces`].
+    pub fn for_each_piece(
+        &self,
+        text: &str,
+        with_special_tokens: bool,
+        mut f: impl FnMut(Piece),
+    ) -> Result<()> {
+        // The special tokens around a text are the same for every text.
+        let around = match with_special_tokens {
+            true => Some(self.joined(&[self.pad_id], None)?),
+            false => None,
+        };
+        let special = |around: &Encoding, is_before: bool| -> Vec<Piece> {
+            let is_special = around.get_special_tokens_mask();
+            let text = is_special.iter().position(|&special| special == 0);
+            let range = match (is_before, text) {
+                (true, text) => 0..text.unwrap_or(around.len()),
+                (false, Some(text)) => text + 1..around.len(),
+                (false, None) => 0..0,
+            };
+            let piece = |i: usize| {
+                let (id, token) = (around.get_ids()[i], around.get_tokens()[i].clone());
+                Piece { id, token, range: None }
+            };
+            range.map(piece).collect()
+        };
+        around.iter().for_each(|around| special(around, true).into_iter().for_each(&mut f));
+        self.for_each_range(text, |tokens, ranges| {
+            let tokens = tokens.get_ids().iter().zip(tokens.get_tokens()).zip(ranges);
+            for ((&id, token), range) in tokens {
+                f(Piece { id, token: token.clone(), range: Some(range) });
+            }
+        })?;
+        around.iter().for_each(|around| special(around, false).into_iter().for_each(&mut f));
+        Ok(())
+    }
+
+    /// An estimate of the memory that the tokenization of a text needs, besides its tokens, in
+    /// bytes. Most tokenizers split a long text at spaces; a text without spaces, as in Chinese,
+    /// needs memory in proportion to its length.
+    pub fn tokenization_memory(&self, text: &str) -> usize {
+        /// Bytes per byte of a text, measured.
+        const FACTOR: usize = 128;
+        let longest = if self.can_split { chunks::longest_chunk(text) } else { text.len() };
+        longest * FACTOR
+    }
+
+    /// Calls `add` for the tokens of each chunk of a text, without special tokens, and the range of
+    /// bytes of each token in the text.
+    fn for_each_range(
+        &self,
+        text: &str,
+        mut add: impl FnMut(&Encoding, Vec<Range<usize>>),
+    ) -> Result<()> {
         // A post-processor that excludes white space from the offsets of a token subtracts a number
         // of characters, so that offsets in bytes would be wrong after U+3000, for example. The
         // post-processor subtracts at each call, so the offsets are read before the special tokens
         // are added.
-        let encoding = self.guarded(|tokenizer| tokenizer.encode_char_offsets(text, false))?;
-        let starts = text.char_indices().map(|(byte, _)| byte);
-        let starts: Vec<usize> = starts.chain([text.len()]).collect();
-        let byte = |character: usize| starts[character.min(starts.len() - 1)];
-        let offsets = encoding.get_offsets().iter();
-        let byte_ranges = offsets.map(|&(start, end)| byte(start)..byte(end)).collect();
-        Ok((encoding, byte_ranges))
+        let encode =
+            |tokenizer: &Tokenizer, chunk: &str| tokenizer.encode_char_offsets(chunk, false);
+        let mut before = 0;
+        self.for_each_chunk(text, encode, |chunk, tokens| {
+            let starts = chunk.char_indices().map(|(byte, _)| before + byte);
+            let starts: Vec<usize> = starts.chain([before + chunk.len()]).collect();
+            let byte = |character: usize| starts[character.min(starts.len() - 1)];
+            let offsets = tokens.get_offsets().iter();
+            add(tokens, offsets.map(|&(start, end)| byte(start)..byte(end)).collect());
+            before += chunk.len();
+            Ok(())
+        })
+    }
+
+    /// The tokens of a text, without special tokens, with their ranges of bytes and their words.
+    fn encode_with_ranges(&self, text: &str) -> Result<TextTokens> {
+        let mut all = TextTokens { ids: vec![], byte_ranges: vec![], words: vec![] };
+        let mut words_before = 0;
+        self.for_each_range(text, |tokens, ranges| {
+            all.ids.extend_from_slice(tokens.get_ids());
+            all.byte_ranges.extend(ranges);
+            let words = tokens.get_word_ids().iter().map(|word| word.map(|i| words_before + i));
+            all.words.extend(words);
+            words_before = all.words.iter().rev().find_map(|word| *word).map_or(0, |last| last + 1);
+        })?;
+        Ok(all)
     }
 
     /// The token ids of a text, without special tokens.
     pub(crate) fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.guarded(|tokenizer| tokenizer.encode(text, false))?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(self.text_ids(text, usize::MAX)?.ids)
     }
 
     /// The number of tokens that a prompt takes at the beginning of a text: those of the prompt
@@ -661,6 +727,11 @@ impl TextTokenizer {
     fn error(&self, source: tokenizers::Error) -> Error {
         Error::Tokenizer { path: self.path.clone(), source }
     }
+}
+
+/// The tokens of a text, without special tokens. Of the encoding, only the ids are used.
+fn encode_ids(tokenizer: &Tokenizer, text: &str) -> tokenizers::Result<Encoding> {
+    tokenizer.encode_fast(text, false)
 }
 
 /// Calls `f`. Returns an error if it panics: the `tokenizers` crate panics if the rules in the file
@@ -769,6 +840,18 @@ fn max_length(
     }
 }
 
+/// The numbers of tokens that truncation keeps of the `first` and `second` tokens of a pair with
+/// room for `room` tokens: the shorter text is truncated only if both are longer than half the room.
+/// `LongestFirst` in Hugging Face tokenizers.
+fn pair_lengths(first: usize, second: usize, room: usize) -> (usize, usize) {
+    if first + second <= room {
+        return (first, second);
+    }
+    let short = first.min(second).min(room / 2);
+    let long = room - short;
+    if first <= second { (short, long) } else { (long, short) }
+}
+
 /// The number of special tokens that are added to every text, or to every pair.
 fn special_token_count(tokenizer: &Tokenizer, pair: bool) -> usize {
     tokenizer.get_post_processor().map_or(0, |p| p.added_tokens(pair))
@@ -834,6 +917,90 @@ mod tests {
             TokenizerConfig::from_files(&files, &SentenceConfig::default(), "BertTokenizer")?;
         let json = br#"{"model": {"vocab": [["a", 0.0]], "unk_id": 0}}"#;
         assert!(matches!(from_json(json, &settings)?.get_model(), ModelWrapper::Unigram(_)));
+        Ok(())
+    }
+
+    #[test]
+    fn pairs_are_truncated_as_by_longest_first() {
+        for (lengths, kept) in [
+            ((3, 4), (3, 4)),
+            ((0, 9), (0, 7)),
+            ((9, 2), (5, 2)),
+            ((4, 4), (3, 4)),
+            ((5, 4), (4, 3)),
+            ((90, 91), (3, 4)),
+        ] {
+            assert_eq!(pair_lengths(lengths.0, lengths.1, 7), kept, "{lengths:?}");
+        }
+    }
+
+    /// The tokenizers in the repository, with the maximum length of all-MiniLM-L6-v2.
+    fn tokenizers() -> Result<Vec<TextTokenizer>> {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let minilm = format!("{root}/weights/all-MiniLM-L6-v2");
+        let config = ModelFiles::dir(&minilm)?.need("config.json", "sizes")?;
+        let config = ModelConfig::from_json(&config, "config.json")?;
+        let mut folders = vec![minilm];
+        for folder in ["sentences", "tokenizers"] {
+            let folder = format!("{root}/tests/golden/architectures/{folder}");
+            let entries = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+            let entries = entries.filter(|path| path.is_dir());
+            folders.extend(entries.map(|path| path.to_str().unwrap().to_string()));
+        }
+        let load = |folder| TextTokenizer::from_files(&ModelFiles::dir(folder)?, &config);
+        folders.iter().map(load).collect()
+    }
+
+    #[test]
+    fn a_text_in_chunks_has_the_tokens_of_the_whole_text() -> Result<()> {
+        let parts = [
+            "a bad cab",
+            " face",
+            "  two spaces",
+            "\tTab\n",
+            "1 2 3 4",
+            " \u{3000}x",
+            "e\u{301} \u{301}e",
+            " [MASK] a",
+            "<mask> b",
+            "\u{fdfa}",
+            "'s it's",
+            " 漢字 kanji",
+            "``quoted''",
+            "ß ẞ ﬁ",
+            "▁ a",
+        ];
+        let mut random = 7u64;
+        let mut text = String::new();
+        while text.len() < 3 * chunks::CHUNK_BYTES {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            text.push_str(parts[(random >> 33) as usize % parts.len()]);
+        }
+        let mut in_chunks = 0;
+        let all = tokenizers()?;
+        for tokenizer in &all {
+            let whole = TextTokenizer { can_split: false, ..tokenizer.clone() };
+            in_chunks += usize::from(tokenizer.can_split);
+            let same = |a: TextTokens, b: TextTokens| {
+                // The numbers of the words may differ, but not which tokens belong to one word.
+                let words = |tokens: &TextTokens| {
+                    let pairs = tokens.words.windows(2).map(|pair| pair[0] == pair[1]);
+                    pairs.collect::<Vec<_>>()
+                };
+                words(&a) == words(&b) && a.ids == b.ids && a.byte_ranges == b.byte_ranges
+            };
+            let path = &tokenizer.path;
+            let ranges = tokenizer.encode_with_ranges(&text)?;
+            assert!(same(ranges, whole.encode_with_ranges(&text)?), "{path}");
+            assert_eq!(tokenizer.pieces(&text, true)?, whole.pieces(&text, true)?, "{path}");
+            for side in [TruncationSide::Left, TruncationSide::Right] {
+                let all = [tokenizer, &whole].map(|one| one.clone().with_truncation_side(side));
+                let [ours, whole] = all.map(|one| one.encode(&[&text]));
+                assert_eq!(ours?, whole?, "{path}");
+            }
+            assert_eq!(tokenizer.encode_windows(&[&text])?, whole.encode_windows(&[&text])?);
+        }
+        assert_eq!((all.len(), in_chunks), (18, 18));
         Ok(())
     }
 }
