@@ -203,6 +203,44 @@ def serve():
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory):
+    """Folders of models of the size of all-MiniLM-L6-v2 with random heads: `answer` and `tagger`."""
+    source = ROOT / "weights" / MINILM
+    data = (source / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    tensors, rest = json.loads(data[8 : 8 + size]), data[8 + size :]
+    tensors = {
+        name if name.startswith("__") else f"bert.{name}": info for name, info in tensors.items()
+    }
+    config = json.loads((source / "config.json").read_text())
+    width = config["hidden_size"]
+    random = np.random.default_rng(0)
+    folders = {}
+    for name, layer, rows, architecture in [
+        ("answer", "qa_outputs", 2, "BertForQuestionAnswering"),
+        ("tagger", "classifier", 3, "BertForTokenClassification"),
+    ]:
+        folder = folders[name] = tmp_path_factory.mktemp(name)
+        header, body = dict(tensors), rest
+        for tensor, shape in [("weight", [rows, width]), ("bias", [rows])]:
+            values = random.normal(size=shape).astype("<f2").tobytes()
+            offsets = [len(body), len(body) + len(values)]
+            header[f"{layer}.{tensor}"] = {"dtype": "F16", "shape": shape, "data_offsets": offsets}
+            body += values
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+        labels = {"id2label": {"0": "O", "1": "B-A", "2": "I-A"}} if name == "tagger" else {}
+        (folder / "config.json").write_text(
+            json.dumps(config | labels | {"architectures": [architecture]})
+        )
+        for file in ["tokenizer.json", "tokenizer_config.json"]:
+            if (source / file).exists():
+                (folder / file).write_bytes((source / file).read_bytes())
+    return folders
+
+
 # What the commands print.
 
 

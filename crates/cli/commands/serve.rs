@@ -109,17 +109,23 @@ struct LimitArgs {
     )]
     max_requests: u64,
 
+    /// Maximum memory of the requests in progress, in MiB (16 to 1048576), besides that of the
+    /// loaded models. A request that needs more than two fifths of it is refused (status 413); a
+    /// request for which there is not enough left waits
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = (Limits::default().max_memory >> 20) as u64,
+        value_parser = clap::value_parser!(u64).range(16..=1 << 20),
+    )]
+    max_memory: u64,
+
     /// Refuse a request (status 429) if its estimated wait in the queue is longer than this, in
     /// seconds (0.001 to 86400). The estimate is the number of tokens of other requests that are
     /// ahead of the last text of this request, divided by the measured speed of their models. It
-    /// does not include the batch that is being computed
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = Limits::default().max_wait.as_secs_f64(),
-        value_parser = seconds,
-    )]
-    max_wait: f64,
+    /// does not include the batch that is being computed [default: as --timeout]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    max_wait: Option<f64>,
 
     /// Maximum number of texts per request, at most 1048576
     #[arg(
@@ -170,7 +176,8 @@ impl LimitArgs {
         limits.max_batch_tokens = self.max_batch_tokens as usize;
         limits.batch_delay = Duration::from_millis(self.batch_delay);
         limits.max_requests = self.max_requests as usize;
-        limits.max_wait = Duration::from_secs_f64(self.max_wait);
+        limits.max_memory = (self.max_memory as usize) << 20;
+        limits.max_wait = Duration::from_secs_f64(self.max_wait.unwrap_or(self.timeout));
         limits.max_texts = self.max_texts as usize;
         limits.max_body = (self.max_body as usize) << 20;
         limits.timeout = Duration::from_secs_f64(self.timeout);

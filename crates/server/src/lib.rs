@@ -20,6 +20,7 @@ mod engine;
 mod failure;
 mod input;
 mod limits;
+mod memory;
 mod metrics;
 mod model;
 mod models;

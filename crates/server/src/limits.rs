@@ -14,6 +14,10 @@ pub struct Limits {
     /// is being sent. Further requests fail with status 429. A request counts after its body has
     /// arrived.
     pub max_requests: usize,
+    /// Maximum memory of the requests in progress, in bytes, besides that of the loaded models. A
+    /// request that needs more than two fifths of it is refused; a request for which there is not
+    /// enough left waits. The default is the size in docs/deployment.md.
+    pub max_memory: usize,
     /// A request fails with status 429 if its estimated wait in the queue is longer than this. The
     /// estimate covers the queued texts of other requests that will be computed before the last
     /// text of this request, at each model's measured speed. The batch that is being computed does
@@ -45,7 +49,8 @@ impl Default for Limits {
             max_batch_tokens: 512,
             batch_delay: Duration::ZERO,
             max_requests: 512,
-            max_wait: Duration::from_secs(10),
+            max_memory: 200 << 20,
+            max_wait: Duration::from_secs(60),
             max_texts: 2048,
             max_body: 16 << 20,
             timeout: Duration::from_secs(60),

@@ -192,9 +192,12 @@ impl Model {
         self.target(KeyKind::States, Arc::new(States(self.task.encoder().clone())))
     }
 
-    /// The computation of a classifier's logits.
-    pub(crate) fn logits(&self, classifier: Arc<TextClassifier>) -> Target {
-        self.target(KeyKind::Logits, Arc::new(Logits(classifier)))
+    /// The computation of the values of the head of the model's task.
+    pub(crate) fn head<H: Send + Sync + 'static>(&self, pipeline: Arc<H>) -> Target
+    where
+        Head<H>: Compute,
+    {
+        self.target(KeyKind::Head, Arc::new(Head(pipeline)))
     }
 }
 
@@ -294,12 +297,31 @@ impl Compute for States {
     }
 }
 
-/// Sequences to a classifier's logits.
-struct Logits(Arc<TextClassifier>);
+/// Sequences to the values of the head of a task.
+pub(crate) struct Head<T>(Arc<T>);
 
-impl Compute for Logits {
+/// To the logits of each label.
+impl Compute for Head<TextClassifier> {
     fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
         let tokens: Vec<Tokens> = sequences.iter().map(|one| one.tokens.clone()).collect();
         self.0.logits(&tokens)
     }
+}
+
+/// To the score of each label for each token.
+impl Compute for Head<TokenClassifier> {
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+        self.0.scores(&tokens(sequences))
+    }
+}
+
+/// To the logits of each token as the start and the end of the answer.
+impl Compute for Head<QuestionAnswerer> {
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+        self.0.logits(&tokens(sequences))
+    }
+}
+
+fn tokens<'a>(sequences: &[&'a Sequence]) -> Vec<&'a Tokens> {
+    sequences.iter().map(|one| &one.tokens).collect()
 }

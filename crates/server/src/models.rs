@@ -10,6 +10,7 @@ use std::{
     time::Instant,
 };
 
+use encoder::TextTokenizer;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
     engine::Engine,
     failure::{Failure, Kind},
     input::Reserved,
+    memory::{Memory, Share},
     metrics::{Metrics, Stage},
     model::Task,
 };
@@ -25,19 +27,15 @@ use crate::{
 /// than waking another.
 const INLINE_BYTES: usize = 4096;
 
-/// The bodies in memory have together at most `BODIES` × [`Limits::max_body`] bytes.
-const BODIES: usize = 4;
-
-/// The maximum number of bytes of the large responses that are being sent. A larger response is
-/// sent if it is the only one.
-const MAX_RESPONSE_BYTES: usize = 512 << 20;
 /// Maximum size of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
-/// Maximum size of a query, of a question, and of a text of the tasks that are not batched, in
+/// Maximum size of a query, of a question, and of a text of the tasks of the command `bert`, in
 /// bytes.
 pub(crate) const MAX_UNBATCHED_BYTES: usize = 64 << 10;
 /// Texts are tokenized in groups of at most this many bytes, or one text.
 const CHUNK_BYTES: usize = 256 << 10;
+/// A text whose tokenization needs more bytes, since it cannot be split, waits for memory.
+const TOKENIZER_MEMORY: usize = 8 << 20;
 
 /// The models of a server, with the thread that computes their requests.
 ///
@@ -54,10 +52,9 @@ struct Inner {
     metrics: Arc<Metrics>,
     in_progress: Arc<Semaphore>,
     tokenizing: Arc<Semaphore>,
-    /// Bytes of the bodies of requests in progress.
+    /// Bytes of the bodies of requests in progress, and of the texts in them.
     body_bytes: Arc<AtomicUsize>,
-    /// Bytes of the large responses that are being sent.
-    response_bytes: Arc<AtomicUsize>,
+    memory: Memory,
     is_stopping: AtomicBool,
 }
 
@@ -92,11 +89,11 @@ impl Models {
             named: RwLock::new(None),
             engine,
             in_progress: Arc::new(Semaphore::new(limits.max_requests.min(Semaphore::MAX_PERMITS))),
+            memory: Memory::new(limits.max_memory),
             limits,
             metrics,
             tokenizing: Arc::new(Semaphore::new(threads)),
             body_bytes: Arc::default(),
-            response_bytes: Arc::default(),
             is_stopping: AtomicBool::new(false),
         })))
     }
@@ -186,29 +183,29 @@ impl Models {
     pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, Failure> {
         self.0.in_progress.clone().try_acquire_owned().map_err(|_| {
             let max = self.0.limits.max_requests;
-            let message =
-                format!("the server already has {max} requests in progress: try again later");
-            Failure::overloaded(message, 1)
+            self.overloaded(&format!("the server already has {max} requests in progress"))
         })
+    }
+
+    /// The failure of a request that is refused before its tokens are known.
+    pub(crate) fn overloaded(&self, reason: &str) -> Failure {
+        let seconds = self.engine().retry_after();
+        Failure::overloaded(format!("{reason}: try again later"), seconds)
+    }
+
+    /// Waits for memory for `bytes` bytes of tokens and values. `field` is the field of the request
+    /// with the texts.
+    ///
+    /// # Errors
+    /// [`Kind::TooLarge`] if a request may not take as much.
+    pub(crate) async fn take_memory(&self, bytes: usize, field: &str) -> Result<Share, Failure> {
+        self.0.memory.take(bytes, field).await
     }
 
     /// A reservation for one body, at first of 0 bytes. The bytes that are added to the reservation
     /// count towards the limit on the bodies of all requests together.
     pub(crate) fn body_reservation(&self) -> Reserved {
-        let max = self.0.limits.max_body.saturating_mul(BODIES);
-        Reserved::new("the bodies of the requests in progress", self.0.body_bytes.clone(), max)
-    }
-
-    /// Counts the bytes of a response until the reservation is dropped.
-    ///
-    /// # Errors
-    /// [`Kind::Overloaded`] if the responses that are being sent are too large together.
-    pub(crate) fn reserve_response(&self, bytes: usize) -> Result<Reserved, Failure> {
-        let all = self.0.response_bytes.clone();
-        let items = "the responses that are being sent";
-        let mut reserved = Reserved::new(items, all, MAX_RESPONSE_BYTES);
-        reserved.add(bytes)?;
-        Ok(reserved)
+        Reserved::new(self.0.body_bytes.clone(), self.0.memory.bodies)
     }
 
     /// The model called `name`, or the default if `name` is `None`.
@@ -263,54 +260,80 @@ impl Models {
         }
     }
 
-    /// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text. `length` returns the
-    /// number of bytes of a text, or of a pair; `name_of` returns its name in errors. Each group
-    /// takes a permit of its own, so that requests of few texts need not wait for all groups of
-    /// larger requests. If the future is dropped, the groups that have not begun are not tokenized.
+    /// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, each with `more` bytes,
+    /// such as those of a prompt. `name_of` returns the name of a text in errors. Each group takes a
+    /// permit of its own, so that requests of few texts need not wait for all groups of larger
+    /// requests. If the future is dropped, the groups that have not begun are not tokenized.
     ///
     /// # Errors
-    /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`]; the errors of `tokenize`;
-    /// [`Kind::Internal`] if it panics on another thread.
-    pub(crate) async fn tokenize<I: Send + Sync + 'static, T: Send + 'static>(
+    /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`], and for one whose tokenization
+    /// needs too much memory; the errors of `tokenize`; [`Kind::Internal`] if it panics on another
+    /// thread.
+    pub(crate) async fn tokenize<I: Text, T: Send + 'static>(
         &self,
+        tokenizer: &TextTokenizer,
         texts: Arc<Vec<I>>,
-        length: impl Fn(&I) -> usize,
+        more: usize,
         name_of: impl Fn(usize) -> String,
         tokenize: impl Fn(&[I]) -> Result<Vec<T>, Failure> + Send + Sync + 'static,
     ) -> Result<Vec<T>, Failure> {
-        let groups = groups(&texts, &length, name_of)?;
+        let groups = groups(&texts, more, &name_of)?;
         let start = Instant::now();
-        let is_small = texts.iter().map(length).sum::<usize>() <= INLINE_BYTES;
+        let is_small = texts.iter().map(|text| text.bytes() + more).sum::<usize>() <= INLINE_BYTES;
         let result = match is_small {
             true => tokenize(&texts),
-            false => self.tokenize_groups(texts, groups, Arc::new(tokenize)).await,
+            false => {
+                let tokenize = Arc::new(tokenize);
+                self.tokenize_groups(tokenizer, texts, groups, name_of, tokenize).await
+            }
         };
         self.0.metrics.stage(Stage::Tokenize).observe(start.elapsed().as_secs_f64());
         result
     }
 
-    async fn tokenize_groups<I: Send + Sync + 'static, T: Send + 'static>(
+    /// Calls `f` on another thread, in turn with the tokenization of other requests.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`] if `f` panics.
+    pub(crate) async fn on_thread<T: Send + 'static>(
         &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        // The semaphore gives its permits in the order of the calls.
+        let permit = self.0.tokenizing.clone().acquire_owned().await;
+        // The task keeps its permit until it ends, even if this future is dropped.
+        let task = tokio::task::spawn_blocking(move || {
+            let result = f();
+            drop(permit);
+            result
+        });
+        task.await.map_err(|_| {
+            let message = "the tokenizer panicked: this is a defect of the server";
+            Failure::new(Kind::Internal, message)
+        })
+    }
+
+    async fn tokenize_groups<I: Text, T: Send + 'static>(
+        &self,
+        tokenizer: &TextTokenizer,
         texts: Arc<Vec<I>>,
         groups: Vec<Range<usize>>,
+        name_of: impl Fn(usize) -> String,
         tokenize: Arc<impl Fn(&[I]) -> Result<Vec<T>, Failure> + Send + Sync + 'static>,
     ) -> Result<Vec<T>, Failure> {
         let mut all = Vec::with_capacity(texts.len());
         for group in groups {
-            // The semaphore gives its permits in the order of the calls.
-            let permit = self.0.tokenizing.clone().acquire_owned().await;
+            let parts = texts[group.clone()].iter().flat_map(Text::parts);
+            let memory = parts.map(|part| tokenizer.tokenization_memory(part)).max();
+            let _share = match memory.filter(|&memory| memory > TOKENIZER_MEMORY) {
+                None => None,
+                Some(memory) => {
+                    let share = self.0.memory.take(memory, "inputs").await;
+                    Some(share.map_err(|failure| failure.with_name(&name_of(group.start)))?)
+                }
+            };
             let (texts, tokenize) = (texts.clone(), tokenize.clone());
-            // The task keeps its permit until it ends, even if this future is dropped.
-            let task = tokio::task::spawn_blocking(move || {
-                let result = tokenize(&texts[group]);
-                drop(permit);
-                result
-            });
-            let tokens = task.await.map_err(|_| {
-                let message = "the tokenizer panicked: this is a defect of the server";
-                Failure::new(Kind::Internal, message)
-            })?;
-            all.extend(tokens?);
+            all.extend(self.on_thread(move || tokenize(&texts[group])).await??);
         }
         Ok(all)
     }
@@ -321,14 +344,14 @@ impl Models {
 ///
 /// # Errors
 /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`].
-fn groups<I>(
+fn groups<I: Text>(
     texts: &[I],
-    length: impl Fn(&I) -> usize,
-    name_of: impl Fn(usize) -> String,
+    more: usize,
+    name_of: &impl Fn(usize) -> String,
 ) -> Result<Vec<Range<usize>>, Failure> {
     let (mut groups, mut start, mut bytes) = (vec![], 0, 0);
     for (index, text) in texts.iter().enumerate() {
-        let got = length(text);
+        let got = text.bytes() + more;
         if got > MAX_TEXT_BYTES {
             let name = name_of(index);
             let message = format!("{name} has {got} bytes: expected at most {MAX_TEXT_BYTES}");
@@ -344,6 +367,48 @@ fn groups<I>(
     Ok(groups)
 }
 
+/// A text, or a pair of texts, or what is decoded to a text.
+pub(crate) trait Text: Send + Sync + 'static {
+    /// The texts that are tokenized.
+    fn parts(&self) -> impl Iterator<Item = &str>;
+
+    /// The number of bytes of the texts, or of token ids.
+    fn bytes(&self) -> usize {
+        self.parts().map(str::len).sum()
+    }
+}
+
+impl Text for String {
+    fn parts(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.as_str())
+    }
+}
+
+/// A text with its index in the request.
+impl Text for (usize, String) {
+    fn parts(&self) -> impl Iterator<Item = &str> {
+        self.1.parts()
+    }
+}
+
+/// A text, and the second text of a pair.
+impl Text for (String, Option<String>) {
+    fn parts(&self) -> impl Iterator<Item = &str> {
+        self.0.parts().chain(self.1.as_deref())
+    }
+}
+
+/// The token ids of a text.
+impl Text for Vec<u32> {
+    fn parts(&self) -> impl Iterator<Item = &str> {
+        std::iter::empty()
+    }
+
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+}
+
 /// The name of a text in errors, for a field that is a list.
 pub(crate) fn text_name(index: usize) -> String {
     format!("text {index}")
@@ -353,11 +418,21 @@ pub(crate) fn text_name(index: usize) -> String {
 mod tests {
     use std::sync::Mutex;
 
+    use encoder::{ModelConfig, ModelFiles};
+
     use super::*;
 
     /// Texts of four groups.
     fn large() -> Arc<Vec<String>> {
-        Arc::new(vec!["x".repeat(CHUNK_BYTES); 4])
+        Arc::new(vec!["x ".repeat(CHUNK_BYTES / 2); 4])
+    }
+
+    fn tokenizer() -> TextTokenizer {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../weights/all-MiniLM-L6-v2");
+        let files = ModelFiles::dir(dir).unwrap();
+        let config = files.need("config.json", "sizes").unwrap();
+        let config = ModelConfig::from_json(&config, "config.json").unwrap();
+        TextTokenizer::from_files(&files, &config).unwrap()
     }
 
     /// Models whose requests share one permit to tokenize.
@@ -374,9 +449,9 @@ mod tests {
     #[test]
     fn groups_have_a_bounded_size() {
         let texts = [200_000, 100_000, 10, 300_000, 5].map(|length| "x".repeat(length));
-        assert_eq!(groups(&texts, String::len, text_name).unwrap(), [0..1, 1..3, 3..4, 4..5]);
+        assert_eq!(groups(&texts, 0, &text_name).unwrap(), [0..1, 1..3, 3..4, 4..5]);
         let huge = ["x".to_string(), "x".repeat(MAX_TEXT_BYTES + 1)];
-        let refused = groups(&huge, String::len, text_name).unwrap_err();
+        let refused = groups(&huge, 0, &text_name).unwrap_err();
         assert_eq!(refused.kind(), Kind::TooLarge);
         assert!(refused.message().starts_with("text 1 has"), "{}", refused.message());
     }
@@ -384,10 +459,11 @@ mod tests {
     #[test]
     fn a_small_request_is_tokenized_between_the_groups_of_a_large_one() {
         let models = with_one_permit();
+        let tokenizer = tokenizer();
         let order = Arc::new(Mutex::new(vec![]));
         let request = |name: &'static str, texts| {
             let order = order.clone();
-            models.tokenize(texts, String::len, text_name, move |texts: &[String]| {
+            models.tokenize(&tokenizer, texts, 0, text_name, move |texts: &[String]| {
                 order.lock().unwrap().push(name);
                 Ok(texts.iter().map(String::len).collect())
             })
@@ -411,7 +487,8 @@ mod tests {
         let models = with_one_permit();
         let count = Arc::new(AtomicUsize::new(0));
         let counted = count.clone();
-        let request = models.tokenize(large(), String::len, text_name, move |_| {
+        let tokenizer = tokenizer();
+        let request = models.tokenize(&tokenizer, large(), 0, text_name, move |_| {
             counted.fetch_add(1, Ordering::Relaxed);
             Ok(Vec::<()>::new())
         });

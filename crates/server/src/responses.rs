@@ -97,19 +97,11 @@ pub async fn middleware(
         Failure::new(Kind::Timeout, message).with_body_read(false).into_response()
     });
     in_progress.has_response = true;
-    let mut failure = response.extensions_mut().remove::<Failure>();
-    if failure.is_none() {
-        match hold(response, held, &models, &span).await {
-            Ok(held) => response = held,
-            Err(overloaded) => {
-                response = Response::default();
-                failure = Some(overloaded);
-            }
-        }
-    }
-    if let Some(failure) = &failure {
-        response = failure.response(interface);
-    }
+    let failure = response.extensions_mut().remove::<Failure>();
+    response = match &failure {
+        Some(failure) => failure.response(interface),
+        None => hold(response, held, &models, &span),
+    };
     response.headers_mut().insert(REQUEST_ID, id);
     if models.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

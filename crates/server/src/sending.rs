@@ -1,118 +1,252 @@
-//! Large responses, which are in memory until a client has received them.
+//! Responses of more than one part: JSON lists, of which each part is written when the one before it
+//! is sent, and the time limit for sending.
 
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use axum::{
     body::{Body, Bytes, HttpBody},
-    response::Response,
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
 };
-use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
+use serde::Serialize;
 use tracing::Span;
 
 use crate::{
     Models,
-    failure::Failure,
-    input::{Held, Reserved},
+    failure::{Failure, Kind},
+    input::Held,
+    memory::Share,
 };
 
-/// A response of at most this many bytes is sent whole, and a larger response in parts.
-const SMALL: u64 = 64 << 10;
-/// Size of the parts of a large response in bytes.
+/// Size of the parts of a response in bytes. A response of at most one part is sent whole.
 const PART: usize = 64 << 10;
-/// A large response must be sent within the time limit of requests plus one second per
-/// `BYTES_PER_SECOND` bytes.
+/// After the time limit of requests, a response must have been sent at this speed on average.
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
-/// The body of a large response, in parts.
+/// The body of a response that is sent in parts.
 struct Sending {
-    /// The parts that are not sent. Each part is a slice of one [`LargeResponse`].
+    body: Body,
+    /// The bytes of `body` that are not sent yet.
     rest: Bytes,
-    /// `None` if the time limit is too large for an [`Instant`].
-    deadline: Option<Instant>,
+    /// Number of bytes that are sent.
+    sent: u64,
+    start: Instant,
+    /// The time limit of requests.
+    timeout: Duration,
+    held: Held,
     /// The span of the request, for the log.
     span: Span,
 }
 
-/// The bytes of a large response, with the permit of its request and the reservation of the bytes.
-/// The permit and the reservation are dropped when the last slice of the bytes is sent, or when the
-/// connection ends.
-struct LargeResponse {
+/// A part of a response, with the permit of its request, which is returned when the last part is
+/// sent or the connection ends.
+struct Part {
     bytes: Bytes,
     _held: Held,
-    _reserved: Reserved,
 }
 
-impl AsRef<[u8]> for LargeResponse {
+impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
+impl Sending {
+    fn is_too_slow(&self) -> bool {
+        let seconds = Duration::from_secs(self.sent / BYTES_PER_SECOND);
+        self.start.elapsed() > self.timeout.saturating_add(seconds)
+    }
+}
+
 impl HttpBody for Sending {
     type Data = Bytes;
-    type Error = io::Error;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.is_too_slow() {
+            let reason = "the client reads the response too slowly";
+            self.span.in_scope(|| tracing::warn!(reason, "disconnected"));
+            let error = io::Error::new(io::ErrorKind::TimedOut, reason);
+            return Poll::Ready(Some(Err(axum::Error::new(error))));
+        }
+        while self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                None => return Poll::Ready(None),
+                Some(frame) => self.rest = frame?.into_data().unwrap_or_default(),
+            }
+        }
+        let size = self.rest.len().min(PART);
+        let part = Part { bytes: self.rest.split_to(size), _held: self.held.clone() };
+        self.sent += size as u64;
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(part)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.body.size_hint().exact() {
+            Some(size) => SizeHint::with_exact(size + self.rest.len() as u64),
+            None => SizeHint::new(),
+        }
+    }
+}
+
+/// Returns the response. If its body has more than one part, the new body keeps `held` until the
+/// response is sent. `span` is the span of the request.
+pub fn hold(response: Response, held: Held, models: &Models, span: &Span) -> Response {
+    if response.body().size_hint().exact().is_some_and(|size| size <= PART as u64) {
+        return response;
+    }
+    response.map(|body| {
+        Body::new(Sending {
+            body,
+            rest: Bytes::new(),
+            sent: 0,
+            start: Instant::now(),
+            timeout: models.limits().timeout,
+            held,
+            span: span.clone(),
+        })
+    })
+}
+
+/// A JSON array, within other JSON, of which each element is computed and written when it is sent.
+struct JsonList {
+    /// The JSON that is not sent yet.
+    out: Vec<u8>,
+    /// The elements and their memory; `None` after the last element.
+    elements: Option<(Elements, Share)>,
+    is_first: bool,
+    /// The JSON after the array.
+    after: Vec<u8>,
+}
+
+/// The JSON of each element.
+pub type Elements = Box<dyn Iterator<Item = serde_json::Result<Vec<u8>>> + Send>;
+
+impl JsonList {
+    /// Writes elements until there is a part.
+    fn write(&mut self) -> serde_json::Result<()> {
+        while self.out.len() < PART
+            && let Some((elements, _)) = &mut self.elements
+        {
+            match elements.next() {
+                Some(element) => {
+                    if !std::mem::take(&mut self.is_first) {
+                        self.out.push(b',');
+                    }
+                    self.out.append(&mut element?);
+                }
+                None => {
+                    self.elements = None; // returns its memory
+                    self.out.push(b']');
+                    self.out.append(&mut self.after);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The response with status 200. If the array takes more than one part, its elements are taken
+    /// while it is sent.
+    fn into_response(mut self) -> Response {
+        let body = match self.write() {
+            Ok(()) if self.elements.is_none() => Body::from(self.out),
+            Ok(()) => Body::new(self),
+            Err(error) => return Failure::new(Kind::Internal, error).into_response(),
+        };
+        let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        ([json], body).into_response()
+    }
+}
+
+impl HttpBody for JsonList {
+    type Data = Bytes;
+    type Error = serde_json::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        Poll::Ready(if self.rest.is_empty() {
-            None
-        } else if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
-            let reason = "the client reads the response too slowly";
-            self.span.in_scope(|| tracing::warn!(reason, "disconnected"));
-            Some(Err(io::Error::new(io::ErrorKind::TimedOut, reason)))
-        } else {
-            let size = self.rest.len().min(PART);
-            Some(Ok(Frame::data(self.rest.split_to(size))))
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.rest.is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.rest.len() as u64)
+    ) -> Poll<Option<serde_json::Result<Frame<Bytes>>>> {
+        self.write()?;
+        let part = std::mem::take(&mut self.out);
+        Poll::Ready((!part.is_empty()).then(|| Ok(Frame::data(part.into()))))
     }
 }
 
-/// Returns the response. If its body is large, the new body keeps `held` until the response is
-/// sent. `span` is the span of the request.
-///
-/// # Errors
-/// [`Kind::Overloaded`](crate::failure::Kind::Overloaded) if the responses that are being sent are
-/// too large together.
-pub async fn hold(
-    response: Response,
-    held: Held,
-    models: &Models,
-    span: &Span,
-) -> Result<Response, Failure> {
-    let Some(size) = response.body().size_hint().exact().filter(|&size| size > SMALL) else {
-        return Ok(response);
+/// The elements of an array.
+pub fn elements<T: Serialize>(items: impl Iterator<Item = T> + Send + 'static) -> Elements {
+    Box::new(items.map(|item| serde_json::to_vec(&item)))
+}
+
+/// The elements of an array of arrays.
+pub fn nested_elements<T: Serialize + Send, L: Iterator<Item = T> + Send + 'static>(
+    lists: impl Iterator<Item = L> + Send + 'static,
+) -> Elements {
+    // The brackets of an inner array belong to its first and its last element.
+    Box::new(lists.flat_map(|list| {
+        let (mut list, mut is_first) = (list.peekable(), true);
+        std::iter::from_fn(move || {
+            let mut out = if std::mem::take(&mut is_first) { b"[".to_vec() } else { vec![] };
+            let item = list.next();
+            if item.is_none() && out.is_empty() {
+                return None;
+            }
+            let written = item.map_or(Ok(()), |item| serde_json::to_writer(&mut out, &item));
+            if list.peek().is_none() {
+                out.push(b']');
+            }
+            Some(written.map(|()| out))
+        })
+    }))
+}
+
+/// A response that is an array. The elements are taken one by one while the response is sent;
+/// `elements` and `memory` are dropped after the last.
+pub fn json_list(elements: Elements, memory: Share) -> Response {
+    let elements = Some((elements, memory));
+    JsonList { out: b"[".to_vec(), elements, is_first: true, after: vec![] }.into_response()
+}
+
+/// [`json_list`] for an array that is the field `field` of `object`, where it is empty.
+pub fn json_object(
+    object: &impl Serialize,
+    field: &str,
+    elements: Elements,
+    memory: Share,
+) -> Response {
+    let list = format!("\"{field}\":[");
+    let json = serde_json::to_string(object).unwrap_or_default();
+    let Some((before, after)) = json.split_once(&format!("{list}]")) else {
+        let message = format!("the response has no empty list {field}");
+        return Failure::new(Kind::Internal, message).into_response();
     };
-    let reserved = models.reserve_response(size as usize)?;
-    let (parts, body) = response.into_parts();
-    // The body is a single frame, so `to_bytes` does not copy it.
-    let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let rest = Bytes::from_owner(LargeResponse { bytes, _held: held, _reserved: reserved });
-    let time = models.limits().timeout.saturating_add(Duration::from_secs(size / BYTES_PER_SECOND));
-    let deadline = Instant::now().checked_add(time);
-    let sending = Sending { rest, deadline, span: span.clone() };
-    Ok(Response::from_parts(parts, Body::new(sending)))
+    let (out, after) = (format!("{before}{list}").into_bytes(), after.as_bytes().to_vec());
+    JsonList { out, elements: Some((elements, memory)), is_first: true, after }.into_response()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use http_body_util::BodyExt;
+
     use super::*;
-    use crate::Limits;
+    use crate::{Limits, memory::Memory};
 
     #[tokio::test]
     async fn large_responses_are_sent_in_parts_and_counted_until_they_are_sent() {
@@ -121,13 +255,9 @@ mod tests {
         let response = Response::new(Body::from(bytes.clone()));
         let held = Held::default();
         held.set(models.enter().unwrap());
-        let response = hold(response, held, &models, &Span::none()).await.unwrap();
+        let response = hold(response, held, &models, &Span::none());
         assert_eq!(response.body().size_hint().exact(), Some(1_000_000));
-        // Large responses may have 512 MiB together. Small ones are neither counted nor refused.
-        assert!(models.reserve_response(512 << 20).is_err());
         assert!(models.enter().is_err());
-        let small = Response::new(Body::from(vec![0; 1 << 16]));
-        assert!(hold(small, Held::default(), &models, &Span::none()).await.is_ok());
         let mut body = response.into_body();
         let mut received = vec![];
         let mut last = Bytes::new();
@@ -141,7 +271,6 @@ mod tests {
         assert!(models.enter().is_err(), "the last part is not sent");
         drop(last);
         assert!(models.enter().is_ok());
-        assert!(models.reserve_response(512 << 20).is_ok());
     }
 
     #[tokio::test]
@@ -149,9 +278,39 @@ mod tests {
         let limits = Limits { timeout: Duration::ZERO, ..Limits::default() };
         let models = Models::new(limits).unwrap();
         let response = Response::new(Body::from(vec![0; 100_000]));
-        let response = hold(response, Held::default(), &models, &Span::none()).await.unwrap();
+        let response = hold(response, Held::default(), &models, &Span::none());
         std::thread::sleep(Duration::from_millis(2));
         let frame = response.into_body().frame().await.unwrap();
         assert!(frame.unwrap_err().to_string().contains("too slowly"));
+    }
+
+    #[tokio::test]
+    async fn a_long_list_is_written_while_it_is_sent() {
+        let taken = Arc::new(AtomicUsize::new(0));
+        let count = taken.clone();
+        let items = (0..100_000).inspect(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        let memory = Memory::new(1 << 20);
+        let share = memory.take(0, "").await.unwrap();
+        let object = serde_json::json!({"data": [], "n": 1});
+        let response = json_object(&object, "data", elements(items), share);
+        assert_eq!(response.body().size_hint().exact(), None);
+        let mut body = response.into_body();
+        let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert!((PART..PART + 10).contains(&first.len()));
+        assert!(taken.load(Ordering::Relaxed) < 20_000);
+        let rest = body.collect().await.unwrap().to_bytes();
+        let json: serde_json::Value = serde_json::from_slice(&[first, rest].concat()).unwrap();
+        let expected: Vec<usize> = (0..100_000).collect();
+        assert_eq!(json, serde_json::json!({"data": expected, "n": 1}));
+
+        let share = memory.take(0, "").await.unwrap();
+        let small = json_list(elements([1, 2].into_iter()), share).into_body();
+        assert_eq!(small.collect().await.unwrap().to_bytes(), &b"[1,2]"[..]);
+        let share = memory.take(0, "").await.unwrap();
+        let lists = [vec![1, 2], vec![], vec![3]].into_iter().map(Vec::into_iter);
+        let nested = json_list(nested_elements(lists), share).into_body();
+        assert_eq!(nested.collect().await.unwrap().to_bytes(), &b"[[1,2],[],[3]]"[..]);
     }
 }

@@ -12,14 +12,15 @@ use uuid::Uuid;
 use super::{
     embedding::Options,
     nested::{TextOrObject, list},
-    ranking::{self, descending, refuse},
-    response,
+    object_response,
+    ranking::{self, DocumentScores, descending, refuse},
 };
 use crate::{
     Models,
     failure::{CohereFailures, Failure},
     input::Input,
     responses::Computed,
+    sending::elements,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -204,22 +205,23 @@ async fn rerank(
     let options = Options { truncate: Some(true), ..Options::new("documents") };
     let scored =
         ranking::score_documents(&models, &found, query, documents, options, false).await?;
-    let result = |index: usize| RankedDocument {
+    let DocumentScores { scores, tokens, memory } = scored;
+    let best = descending(&scores).into_iter().take(top_n.unwrap_or(usize::MAX));
+    let results = best.map(move |index| RankedDocument {
         index,
-        relevance_score: scored.scores[index],
+        relevance_score: scores[index],
         document: returned.as_ref().map(|all| TextObject { text: all[index].clone() }),
-    };
-    let best = descending(&scored.scores).into_iter().take(top_n.unwrap_or(usize::MAX));
-    let tokens = scored.tokens;
+    });
     let body = RerankResponse {
         id: Uuid::new_v4().to_string(),
         model: found.name.clone(),
-        results: best.map(result).collect(),
+        results: vec![],
         usage: RerankUsage { total_tokens: tokens },
         meta: Meta {
             api_version: ApiVersion { version },
             billed_units: BilledUnits { search_units: 1 },
         },
     };
-    Ok(response(&models, &body, Computed { model: found.name, texts, tokens }))
+    let computed = Computed { model: found.name, texts, tokens };
+    Ok(object_response(&models, &body, "results", elements(results), memory, computed))
 }

@@ -11,8 +11,9 @@ use utoipa::ToSchema;
 use super::{check_count, check_response, nested::Nested, too_long};
 use crate::{
     Models,
-    engine::{Sequence, Values, token_count},
+    engine::{Sequence, Target, Values, token_count},
     failure::{Failure, Kind},
+    memory::Share,
     model::{Model, Task},
     models::{Found, text_name},
 };
@@ -131,10 +132,11 @@ impl Options {
     }
 }
 
-/// The values of texts, and their number of tokens.
+/// The values of texts, with their memory, and their number of tokens.
 pub struct Embedded {
     pub values: Values,
     pub tokens: usize,
+    pub memory: Share,
 }
 
 /// The embedding model called `name`, or the first one if `name` is `None`.
@@ -153,10 +155,13 @@ pub async fn vectors(
     options: Options,
 ) -> Result<Embedded, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
+    let (field, dimension) = (options.field, embedder.dimension());
     let sequences = tokenize(models, &embedder, texts, options).await?;
     let tokens = token_count(&sequences);
+    let values = sequences.len() * dimension;
     let target = found.model.vectors(embedder, normalize);
-    Ok(Embedded { values: models.engine().compute(target, sequences).await?, tokens })
+    let (values, memory) = compute(models, target, sequences, values, field).await?;
+    Ok(Embedded { values, tokens, memory })
 }
 
 /// The last hidden states of texts, `(T, E)` row after row.
@@ -169,9 +174,29 @@ pub async fn states(
     let field = options.field;
     let sequences = tokenize(models, &found.pipeline, texts, options).await?;
     let tokens = token_count(&sequences);
-    check_response(tokens * hidden_size(&found.model), field)?;
-    let values = models.engine().compute(found.model.states(), sequences).await?;
-    Ok(Embedded { values, tokens })
+    let values = tokens * hidden_size(&found.model);
+    check_response(values, field)?;
+    let target = found.model.states();
+    let (values, memory) = compute(models, target, sequences, values, field).await?;
+    Ok(Embedded { values, tokens, memory })
+}
+
+/// Computes sequences, which have `values` values together, on the engine. `field` is the field of
+/// the request with the texts. The memory is that of the sequences and values.
+pub async fn compute(
+    models: &Models,
+    target: Target,
+    sequences: Vec<Sequence>,
+    values: usize,
+    field: &str,
+) -> Result<(Values, Share), Failure> {
+    /// Bytes of a sequence in the queue, without its tokens, and of its values in the response.
+    const SEQUENCE: usize = 256;
+    /// Bytes of the id and the type of a token.
+    const TOKEN: usize = 8;
+    let bytes = SEQUENCE * sequences.len() + TOKEN * token_count(&sequences) + 4 * values;
+    let memory = models.take_memory(bytes, field).await?;
+    Ok((models.engine().compute(target, sequences).await?, memory))
 }
 
 /// Returns the embedder with the normalisation and the dimension of a request, and the value of
@@ -225,12 +250,13 @@ async fn tokenize(
         None => embedder.clone(),
         Some(side) => Arc::new(Embedder::clone(embedder).with_truncation_side(side.into())),
     };
+    let tokenizer = embedder.tokenizer().clone();
     let tokenize = move |texts: &[String]| {
         let prompt = prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named);
         let options = EmbedOptions::new().with_prompt(prompt).with_long_texts(LongTexts::Truncate);
         Ok(embedder.tokenize(texts, options)?.into_sequences())
     };
-    let tokenized = models.tokenize(Arc::new(texts), String::len, name_of, tokenize).await?;
+    let tokenized = models.tokenize(&tokenizer, Arc::new(texts), 0, name_of, tokenize).await?;
     sequences(tokenized, truncate, name_of)
 }
 

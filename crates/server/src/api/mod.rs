@@ -30,11 +30,13 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     ApiKeys, Models, api_keys,
-    failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
-    input::{discard, without_blocking_others},
+    failure::{CohereError, Failure, Kind, OpenAiError, TeiError},
+    input::discard,
+    memory::Share,
     metrics::Stage,
     models::MAX_UNBATCHED_BYTES,
     responses::{self, Computed},
+    sending::{Elements, json_list, json_object},
 };
 
 #[derive(OpenApi)]
@@ -162,29 +164,35 @@ fn page(html: &'static str) -> Response {
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
 }
 
-/// A response that has at most a few values per token: it is large if the texts have many tokens.
-fn response(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
-    let size = computed.tokens;
-    response_of_size(models, value, computed, size)
-}
-
-/// A response that has many values per token.
-fn large_response(models: &Models, value: &impl Serialize, computed: Computed) -> Response {
-    response_of_size(models, value, computed, usize::MAX)
-}
-
-/// A response of about `size` tokens or values.
-fn response_of_size(
+/// A response that is a list. If the list is long, its elements are serialised while they are sent;
+/// `memory` is returned when the last is sent.
+fn list_response(
     models: &Models,
-    value: &impl Serialize,
+    elements: Elements,
+    memory: Share,
     computed: Computed,
-    size: usize,
 ) -> Response {
     let start = Instant::now();
-    let json = without_blocking_others(size > LARGE_RESPONSE, || json_response(value));
-    let response = counted(models, json, computed);
+    serialized(models, json_list(elements, memory), computed, start)
+}
+
+/// [`list_response`] for a list that is the field `field` of `object`, where it is empty.
+fn object_response(
+    models: &Models,
+    object: &impl Serialize,
+    field: &str,
+    elements: Elements,
+    memory: Share,
+    computed: Computed,
+) -> Response {
+    let start = Instant::now();
+    serialized(models, json_object(object, field, elements, memory), computed, start)
+}
+
+/// Observes the time since `start`, and counts the response.
+fn serialized(models: &Models, json: Response, computed: Computed, start: Instant) -> Response {
     models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
-    response
+    counted(models, json, computed)
 }
 
 /// Adds the number of texts to the metrics, and `computed` to the response, for the log.
@@ -210,9 +218,6 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// Number of tokens, or of values, above which serialising the response takes milliseconds,
-/// which would delay the other async tasks of the thread.
-const LARGE_RESPONSE: usize = 4096;
 /// Maximum number of values of a response.
 const MAX_VALUES: usize = 1 << 24;
 

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::{
     embedding::{self, Options, TextsOrIds},
     fields::optional_choice,
-    response_of_size,
+    object_response,
 };
 use crate::{
     Models,
@@ -21,6 +21,7 @@ use crate::{
     input::Input,
     model::Model,
     responses::Computed,
+    sending::elements,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -104,24 +105,23 @@ pub async fn embeddings(
     let options = Options { dimensions, ..Options::new("input") };
     let embedded = embedding::vectors(&models, &found, input, options).await?;
     let tokens = embedded.tokens;
-    let vector = |values: Vec<f32>| match encoding_format {
+    let vector = move |values: Vec<f32>| match encoding_format {
         Some(EncodingFormat::Base64) => {
             let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
             Vector::Base64(STANDARD.encode(bytes))
         }
         Some(EncodingFormat::Float) | None => Vector::Float(values),
     };
-    let size = embedded.values.iter().map(Vec::len).sum();
-    let data = embedded.values.into_iter().enumerate().map(|(index, values)| Embedding {
+    let texts = embedded.values.len();
+    let data = embedded.values.into_iter().enumerate().map(move |(index, values)| Embedding {
         object: "embedding",
         index,
         embedding: vector(values),
     });
-    let data: Vec<Embedding> = data.collect();
-    let computed = Computed { model: found.name.clone(), texts: data.len(), tokens };
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-    let body = EmbeddingsResponse { object: "list", data, model: found.name, usage };
-    Ok(response_of_size(&models, &body, computed, size))
+    let computed = Computed { model: found.name.clone(), texts, tokens };
+    let body = EmbeddingsResponse { object: "list", data: vec![], model: found.name, usage };
+    Ok(object_response(&models, &body, "data", elements(data), embedded.memory, computed))
 }
 
 #[derive(Serialize, ToSchema)]

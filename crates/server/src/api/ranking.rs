@@ -7,20 +7,22 @@ use encoder::{Prompt, TextClassifier, Tokens};
 
 use super::{
     check_count, check_size,
-    embedding::{Options, sequences},
+    embedding::{Embedded, Options, compute, sequences},
 };
 use crate::{
     Models,
-    engine::{Values, token_count},
+    engine::token_count,
     failure::{Failure, Kind},
+    memory::Share,
     model::Task,
-    models::Found,
+    models::{Found, Text},
 };
 
 /// The score of each document, in the order of the request, and the number of tokens.
 pub struct DocumentScores {
     pub scores: Vec<f32>,
     pub tokens: usize,
+    pub memory: Share,
 }
 
 /// The sequence classifier called `name`, or the first one if `name` is `None`.
@@ -54,28 +56,26 @@ pub async fn score_documents(
     check_count(models, documents.len(), options.field)?;
     let options = Options { name_of: |i| format!("query with text {i}"), ..options };
     check_size("query", &query).map_err(|failure| failure.with_field("query"))?;
-    let query_length = query.len();
-    // The tokens of the query are copied for each document.
-    let length = |document: &String| document.len() + query_length;
+    let query_length = query.len(); // the tokens of the query are copied for each document
     let tokenize = move |classifier: &TextClassifier, documents: &[String]| {
         Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
     };
-    let (logits, tokens) = logits(models, found, documents, length, options, tokenize).await?;
-    let scores = if raw { logits } else { found.pipeline.pair_scores(logits)? };
-    Ok(DocumentScores { scores: scores.concat(), tokens })
+    let Embedded { values, tokens, memory } =
+        logits(models, found, documents, query_length, options, tokenize).await?;
+    let scores = if raw { values } else { found.pipeline.pair_scores(values)? };
+    Ok(DocumentScores { scores: scores.concat(), tokens, memory })
 }
 
-/// The logits of texts or pairs, and the number of tokens. `length` returns the number of bytes of
-/// a text or pair.
-pub async fn logits<I: Send + Sync + 'static>(
+/// The logits of texts or pairs. `more` is the number of bytes that are tokenized with each.
+pub async fn logits<I: Text>(
     models: &Models,
     found: &Found<TextClassifier>,
     texts: Arc<Vec<I>>,
-    length: impl Fn(&I) -> usize,
+    more: usize,
     options: Options,
     tokenize: impl Fn(&TextClassifier, &[I]) -> Result<Vec<Tokens>, Failure> + Send + Sync + 'static,
-) -> Result<(Values, usize), Failure> {
-    let Options { truncate, truncation_direction, name_of, .. } = options;
+) -> Result<Embedded, Failure> {
+    let Options { truncate, truncation_direction, name_of, field, .. } = options;
     let truncate = truncate.unwrap_or(models.limits().auto_truncate);
     let classifier = match truncation_direction {
         None => found.pipeline.clone(),
@@ -85,12 +85,15 @@ pub async fn logits<I: Send + Sync + 'static>(
         }
     };
     let tokenize = move |texts: &[I]| tokenize(&classifier, texts);
-    let tokens = models.tokenize(texts, length, name_of, tokenize).await?;
+    let tokenizer = found.pipeline.tokenizer();
+    let tokens = models.tokenize(tokenizer, texts, more, name_of, tokenize).await?;
     let tokens = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
     let sequences = sequences(tokens, truncate, name_of)?;
     let tokens = token_count(&sequences);
-    let target = found.model.logits(found.pipeline.clone());
-    Ok((models.engine().compute(target, sequences).await?, tokens))
+    let values = sequences.len() * found.pipeline.labels().names().len();
+    let target = found.model.head(found.pipeline.clone());
+    let (values, memory) = compute(models, target, sequences, values, field).await?;
+    Ok(Embedded { values, tokens, memory })
 }
 
 /// The indices of `scores`, by descending score. The indices of equal scores keep their order.

@@ -1,48 +1,46 @@
 //! The tasks of the command `bert`: the responses are the objects that the commands print.
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{ops::Range, sync::Arc};
 
 use axum::{
     extract::State,
     http::{HeaderValue, header},
     response::{Html, IntoResponse, Response},
 };
-use encoder::{Aggregation, Candidate, CharacterPositions, TextAttention, TextClassifier};
-use picture::{HeadChoice, all_heads, choose, document, html_page};
+use encoder::{
+    Aggregation, Candidate, CharacterPositions, TextAttention, TextClassifier, TextTokenizer,
+    TextWindows, Tokens,
+};
+use picture::{HeadChoice, choose, document, html_page};
 use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
     check_count, check_response, check_size, counted,
-    embedding::{Options, Texts},
+    embedding::{Embedded, Options, Texts, compute},
     fields::optional_choice,
-    large_response,
+    list_response,
     nested::Scalar,
-    ranking, response_of_size,
+    object_response, ranking,
 };
 use crate::{
     Models,
+    engine::{Sequence, Target, token_count},
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::{Model, Task},
     models::text_name,
     responses::Computed,
+    sending::{elements, nested_elements},
 };
 
 /// Maximum number of answers per text, and of candidates per mask token.
 const MAX_TOP: usize = 1000;
-/// Number of values of an entity: label, score, text, start and end.
-const VALUES_PER_ENTITY: usize = 5;
-/// Number of bytes per token, to estimate the tokens of requests to `/tag`, `/answer` and
-/// `/fill_mask`. The estimate is used for the estimated wait of requests, the estimated size of the
-/// response, the metrics of the queue, and the log.
-const BYTES_PER_TOKEN: usize = 4;
+/// Bytes of a token for the tasks on tokens: the id and the type, and the position, the range and
+/// the word in the text.
+const TOKEN_BYTES: usize = 64;
+/// Bytes of a candidate for a mask token.
+const CANDIDATE_BYTES: usize = 96;
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -92,18 +90,18 @@ pub async fn classify(
     // As in the command, long texts are truncated.
     let options = Options { truncate: Some(true), ..Options::new("inputs") };
     let tokenize = |classifier: &TextClassifier, texts: &[String]| Ok(classifier.tokenize(texts)?);
-    let logits = ranking::logits(&models, &found, given, String::len, options, tokenize);
-    let (logits, tokens) = logits.await?;
-    let scores = found.pipeline.label_scores(logits);
+    let logits = ranking::logits(&models, &found, given, 0, options, tokenize);
+    let Embedded { values, tokens, memory } = logits.await?;
+    let scores = found.pipeline.label_scores(values);
     let names = found.pipeline.labels().distinct_names();
-    let classified = |(text, scores): (String, Vec<f32>)| {
+    let computed = Computed { model: found.name, texts: texts.len(), tokens };
+    let classified = move |(text, scores): (String, Vec<f32>)| {
         let best = ranking::descending(&scores)[0];
         let (label, score) = (names[best].clone(), scores[best]);
         Classified { text, label, score, scores: names.iter().cloned().zip(scores).collect() }
     };
-    let all: Vec<Classified> = texts.into_iter().zip(scores).map(classified).collect();
-    let computed = Computed { model: found.name, texts: all.len(), tokens };
-    Ok(response_of_size(&models, &all, computed, values.max(tokens)))
+    let all = texts.into_iter().zip(scores).map(classified);
+    Ok(list_response(&models, elements(all), memory, computed))
 }
 
 /// A part of a text.
@@ -199,12 +197,13 @@ pub async fn tag(
         Task::TokenClassification(classifier) => Some(classifier.clone()),
         _ => None,
     })?;
-    let classifier = found.pipeline;
-    let values = AtomicUsize::new(0);
-    let tag = move |text: String| {
-        let entities = classifier.classify(&text, join.into())?;
-        let more = VALUES_PER_ENTITY * entities.len();
-        check_response(values.fetch_add(more, Ordering::Relaxed) + more, "inputs")?;
+    let (classifier, target) = (found.pipeline.clone(), found.model.head(found.pipeline));
+    let (tokenizer, own) = (found.model.tokenizer(), classifier.clone());
+    let tokenize = move |text: &str| Ok(own.tokenize(text)?);
+    let values_per_token = classifier.labels().names().len();
+    let texts = texts_with_windows(&models, tokenizer, inputs, 0, tokenize).await?;
+    let tag = move |text: String, windows: TextWindows, scores: &[Vec<f32>]| {
+        let entities = classifier.entities(&windows, scores, join.into())?;
         let mut positions = CharacterPositions::new(&text);
         let entities = entities.into_iter().map(|entity| {
             let span = Span::new(&mut positions, entity.score, entity.range);
@@ -212,9 +211,7 @@ pub async fn tag(
         });
         Ok(Tagged { entities: entities.collect(), text })
     };
-    // The number of entities is not known yet.
-    let cost = |text: &str| Cost { tokens: estimated_tokens(text), values: 0 };
-    for_each(&models, found.name, found.model.number(), inputs, cost, tag).await
+    for_each_text(&models, found.name, target, texts, values_per_token, tag).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -263,21 +260,19 @@ pub async fn answer_question(
         Task::QuestionAnswering(answerer) => Some(answerer.clone()),
         _ => None,
     })?;
-    let answerer = found.pipeline;
-    let question_tokens = estimated_tokens(&question);
-    let cost = |text: &str| Cost {
-        tokens: question_tokens + estimated_tokens(text),
-        values: 4 * top, // text, score, start and end of each answer
-    };
-    let answer = move |text: String| {
-        let encoder::Answers { answers, no_answer } = answerer.answer(&question, &text, top)?;
+    let (answerer, target) = (found.pipeline.clone(), found.model.head(found.pipeline));
+    let (tokenizer, own, more) = (found.model.tokenizer(), answerer.clone(), question.len());
+    let tokenize = move |text: &str| Ok(own.tokenize(&question, text)?);
+    let texts = texts_with_windows(&models, tokenizer, inputs, more, tokenize).await?;
+    let answer = move |text: String, windows: TextWindows, logits: &[Vec<f32>]| {
+        let encoder::Answers { answers, no_answer } = answerer.answers(&windows, logits, top)?;
         let mut positions = CharacterPositions::new(&text);
         let answers = answers.into_iter();
         let answers = answers.map(|answer| Span::new(&mut positions, answer.score, answer.range));
         let answers = answers.collect();
         Ok(Answered { answers, no_answer, text })
     };
-    for_each(&models, found.name, found.model.number(), inputs, cost, answer).await
+    for_each_text(&models, found.name, target, texts, 2, answer).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -328,55 +323,101 @@ pub async fn fill_mask(
         _ => None,
     })?;
     let filler = found.pipeline;
-    let mask_token = filler.mask_token().to_string();
-    let cost = |text: &str| {
-        let gaps = text.matches(&mask_token).count();
-        // Token and score of each candidate.
-        Cost { tokens: estimated_tokens(text), values: 2 * gaps * top }
-    };
-    let fill = move |text: String| {
+    let texts = checked_texts(&models, inputs)?;
+    let (tokenizer, own) = (found.model.tokenizer(), filler.clone());
+    let tokenized = models.tokenize(tokenizer, texts.clone(), 0, text_name, move |texts| {
+        let tokenize = |(index, text): &(usize, String)| named(*index, own.tokenize(text));
+        texts.iter().map(tokenize).collect()
+    });
+    let tokenized: Vec<Tokens> = tokenized.await?;
+    let tokens = tokenized.iter().map(|tokens| tokens.input_ids.len()).sum();
+    let mask_token = filler.mask_token();
+    let gaps = texts.iter().map(|(_, text)| text.matches(mask_token).count()).sum::<usize>();
+    check_response(2 * gaps * top, "inputs")?; // token and score of each candidate
+    let bytes = TOKEN_BYTES * tokens + CANDIDATE_BYTES * gaps * top;
+    let memory = models.take_memory(bytes, "inputs").await?;
+    let calls = tokenized.into_iter().enumerate();
+    let calls = calls.map(|(i, tokens)| (tokens.input_ids.len(), (i, tokens))).collect();
+    let fill = move |(index, tokens): (usize, Tokens)| {
+        let gaps = named(index, filler.fill_tokens(&tokens, top))?.into_iter();
         let token = |Candidate { token, score, .. }| Token { token, score };
-        let gaps = filler.fill(&text, top)?.into_iter();
-        let gaps = gaps.map(|candidates| candidates.into_iter().map(token).collect()).collect();
-        Ok(Filled { gaps, text })
+        Ok(gaps.map(|gap| gap.into_iter().map(token).collect()).collect::<Vec<Vec<Token>>>())
     };
-    for_each(&models, found.name, found.model.number(), inputs, cost, fill).await
+    let gaps = models.engine().map(found.model.number(), calls, fill).await?;
+    let computed = Computed { model: found.name, texts: gaps.len(), tokens };
+    let filled = gaps.into_iter().enumerate();
+    let filled = filled.map(move |(i, gaps)| Filled { text: texts[i].1.clone(), gaps });
+    Ok(list_response(&models, elements(filled), memory, computed))
 }
 
-struct Cost {
-    /// The estimated number of tokens to compute.
-    tokens: usize,
-    /// The number of values in the response, besides the text; 0 if it is not known.
-    values: usize,
-}
-
-/// Computes each text on the engine, and responds with a list. The message of a failure names the
-/// text.
-async fn for_each<T: Serialize + Send + 'static>(
-    models: &Models,
-    name: String,
-    model: u64,
-    inputs: Texts,
-    cost: impl Fn(&str) -> Cost,
-    compute: impl Fn(String) -> Result<T, Failure> + Send + Sync + 'static,
-) -> Result<Response, Failure> {
+/// The texts of a request, with their indices.
+///
+/// # Errors
+/// The errors of [`check_count`] and, for each text, of [`check_size`].
+fn checked_texts(models: &Models, inputs: Texts) -> Result<Arc<Vec<(usize, String)>>, Failure> {
     let texts = inputs.into_vec();
     check_count(models, texts.len(), "inputs")?;
     for (index, text) in texts.iter().enumerate() {
         check_size(&text_name(index), text)?;
     }
-    let costs: Vec<Cost> = texts.iter().map(|text| cost(text)).collect();
-    let tokens = costs.iter().map(|cost| cost.tokens).sum();
-    let values = costs.iter().map(|cost| cost.values).sum();
-    check_response(values, "inputs")?;
-    let inputs = costs.iter().map(|cost| cost.tokens).zip(texts.into_iter().enumerate()).collect();
-    let compute =
-        move |(index, text)| compute(text).map_err(|failure| failure.with_name(&text_name(index)));
-    let all = models.engine().map(model, inputs, compute).await?;
+    Ok(Arc::new(texts.into_iter().enumerate().collect()))
+}
+
+/// A result for the text at an index. The message of a failure names the text.
+fn named<T>(index: usize, result: Result<T, impl Into<Failure>>) -> Result<T, Failure> {
+    result.map_err(|failure| failure.into().with_name(&text_name(index)))
+}
+
+/// The windows of each text of a request. `more` is the number of bytes that are tokenized with each
+/// text.
+async fn texts_with_windows(
+    models: &Models,
+    tokenizer: &TextTokenizer,
+    inputs: Texts,
+    more: usize,
+    tokenize: impl Fn(&str) -> Result<TextWindows, Failure> + Send + Sync + 'static,
+) -> Result<Vec<(String, TextWindows)>, Failure> {
+    let texts = checked_texts(models, inputs)?;
+    let windows = models.tokenize(tokenizer, texts.clone(), more, text_name, move |texts| {
+        let tokenize = |(index, text): &(usize, String)| named(*index, tokenize(text));
+        texts.iter().map(tokenize).collect()
+    });
+    let windows = windows.await?;
+    let texts = Arc::unwrap_or_clone(texts).into_iter().map(|(_, text)| text);
+    Ok(texts.zip(windows).collect())
+}
+
+/// Computes the windows of each text on the engine, and responds with the list of what `finish`
+/// returns for each text, its windows and their values. A token has `values_per_token` values. The
+/// message of a failure names the text.
+async fn for_each_text<T: Serialize + Send + 'static>(
+    models: &Models,
+    name: String,
+    target: Target,
+    mut texts: Vec<(String, TextWindows)>,
+    values_per_token: usize,
+    finish: impl Fn(String, TextWindows, &[Vec<f32>]) -> Result<T, Failure> + Send + 'static,
+) -> Result<Response, Failure> {
+    let counts: Vec<usize> = texts.iter().map(|(_, windows)| windows.sequences().len()).collect();
+    let sequences = texts.iter_mut().flat_map(|(_, windows)| windows.take_sequences());
+    let sequences: Vec<Sequence> = sequences.map(|tokens| Sequence { tokens, prompt: 0 }).collect();
+    let tokens = token_count(&sequences);
+    // The values, and the positions, ranges and spans of the tokens.
+    let values = (values_per_token + TOKEN_BYTES) * tokens;
+    let (values, memory) = compute(models, target, sequences, values, "inputs").await?;
+    let all = models.on_thread(move || {
+        let mut rest = &values[..];
+        let finish = |(index, (count, (text, windows)))| {
+            let own;
+            (own, rest) = rest.split_at(count);
+            named(index, finish(text, windows, own))
+        };
+        let texts = counts.into_iter().zip(texts).enumerate();
+        texts.map(finish).collect::<Result<Vec<T>, Failure>>()
+    });
+    let all = all.await??;
     let computed = Computed { model: name, texts: all.len(), tokens };
-    // The response contains the texts and, for `/tag`, up to one entity per token, which `values`
-    // does not count.
-    Ok(response_of_size(models, &all, computed, values.max(VALUES_PER_ENTITY * tokens)))
+    Ok(list_response(models, elements(all.into_iter()), memory, computed))
 }
 
 /// The value of `top`, or the default.
@@ -389,10 +430,6 @@ fn checked_top(top: Option<usize>, default: usize) -> Result<usize, Failure> {
         true => Ok(top),
         false => Err(Failure::invalid("top", format!("top is {top}: expected 1 to {MAX_TOP}"))),
     }
-}
-
-fn estimated_tokens(text: &str) -> usize {
-    text.len() / BYTES_PER_TOKEN + 1
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -458,7 +495,12 @@ struct Attention {
 
 /// The attention weights of a text, as numbers or as a picture.
 enum Drawn {
-    Weights(Attention),
+    /// The weights of all layers and heads, `(L, H, T, T)`, row after row.
+    Weights {
+        tokens: Vec<String>,
+        weights: Vec<f32>,
+        heads: usize,
+    },
     Picture(String),
 }
 
@@ -497,18 +539,33 @@ pub async fn attention(
     let config = model.task().encoder().config();
     let heads = config.num_hidden_layers * config.num_attention_heads;
     check_response(heads * tokens.pow(2), "inputs")?;
-    let number = model.number();
-    let read = move |text: String| {
-        // A model of the server is an encoder, which has one kind of attention.
-        let attention = model.attention().read(&text, pair.as_deref())?.swap_remove(0);
-        let title = [Some(text.as_str()), pair.as_deref()];
-        let title = title.into_iter().flatten().collect::<Vec<_>>().join(" / ");
-        draw(attention, &title, layer, head, format)
-    };
-    let mut drawn = models.engine().map(number, vec![(tokens, inputs)], read).await?;
+    // The weights of each layer, and of all together.
+    let memory = models.take_memory(2 * 4 * heads * tokens.pow(2), "inputs").await?;
+    let (number, own) = (model.number(), model.clone());
+    let title = [Some(inputs.as_str()), pair.as_deref()];
+    let title = title.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    // A model of the server is an encoder, which has one kind of attention.
+    let read = move |text: String| Ok(own.attention().read(&text, pair.as_deref())?.swap_remove(0));
+    let mut read = models.engine().map(number, vec![(tokens, inputs)], read).await?;
+    let attention = read.swap_remove(0);
     let computed = Computed { model: name, texts: 1, tokens };
-    Ok(match drawn.swap_remove(0) {
-        Drawn::Weights(attention) => large_response(&models, &attention, computed),
+    let drawn = models.on_thread(move || draw(attention, &title, layer, head, format));
+    Ok(match drawn.await?? {
+        Drawn::Weights { tokens, weights, heads } => {
+            let size = tokens.len();
+            let body = Attention { tokens, weights: vec![] };
+            let weights = Arc::new(weights);
+            let layers = (0..weights.len() / (heads * size * size)).map(move |layer| {
+                let weights = weights.clone();
+                (0..heads).map(move |head| {
+                    let start = (layer * heads + head) * size * size;
+                    let matrix = &weights[start..start + size * size];
+                    matrix.chunks(size).map(<[f32]>::to_vec).collect::<Vec<_>>()
+                })
+            });
+            let layers = nested_elements(layers);
+            object_response(&models, &body, "weights", layers, memory, computed)
+        }
         Drawn::Picture(html) if format == Format::Html => {
             counted(&models, Html(html).into_response(), computed)
         }
@@ -529,10 +586,9 @@ async fn count_tokens(
 ) -> Result<usize, Failure> {
     type Inputs = (String, Option<String>);
     let inputs: Inputs = (text.to_string(), pair.map(str::to_string));
-    let length = |(text, pair): &Inputs| text.len() + pair.as_ref().map_or(0, String::len);
-    let model = model.clone();
+    let own = model.clone();
     let count = move |inputs: &[Inputs]| {
-        let tokenizer = model.tokenizer();
+        let tokenizer = own.tokenizer();
         let count = |(text, pair): &Inputs| {
             let tokens = match pair {
                 None => tokenizer.encode(&[text])?,
@@ -542,7 +598,8 @@ async fn count_tokens(
         };
         inputs.iter().map(count).collect()
     };
-    let counts = models.tokenize(Arc::new(vec![inputs]), length, text_name, count).await?;
+    let inputs = Arc::new(vec![inputs]);
+    let counts = models.tokenize(model.tokenizer(), inputs, 0, text_name, count).await?;
     Ok(counts[0])
 }
 
@@ -557,8 +614,10 @@ fn draw(
     // This checks `layer` and `head`, also if the response is JSON, which does not use them.
     let chosen = choose(&attention, layer, head).map_err(invalid)?;
     if format == Format::Json {
-        let weights = all_heads(&attention).map_err(invalid)?;
-        return Ok(Drawn::Weights(Attention { tokens: attention.queries, weights }));
+        let heads = attention.weights.dim(1).map_err(encoder::Error::from)?;
+        let weights = attention.weights.flatten_all().and_then(|weights| weights.to_vec1());
+        let weights = weights.map_err(encoder::Error::from)?;
+        return Ok(Drawn::Weights { tokens: attention.queries, weights, heads });
     }
     let svg = document(title, &attention, &chosen).map_err(invalid)?;
     Ok(Drawn::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))

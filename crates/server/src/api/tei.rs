@@ -2,24 +2,26 @@
 //!
 //! Source: <https://huggingface.github.io/text-embeddings-inference/>.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::{extract::State, response::Response};
-use encoder::{Prompt, TextClassifier, Tokens};
+use encoder::{Piece, Prompt, TextClassifier, TextTokenizer, Tokens};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
     check_count, check_response,
-    embedding::{self, Direction, Options, Texts, TextsOrIds},
+    embedding::{self, Direction, Embedded, Options, Texts, TextsOrIds},
     fields::{object, optional_choice, optional_object},
-    large_response,
+    list_response,
     nested::{Nested, list},
-    ranking::{self, descending},
-    response, response_of_size,
+    ranking::{self, DocumentScores, descending},
 };
 use crate::{
     Models,
@@ -28,6 +30,7 @@ use crate::{
     model::Task,
     models::text_name,
     responses::Computed,
+    sending::{elements, nested_elements},
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -90,8 +93,7 @@ pub async fn embed(
     let embedded = embedding::vectors(&models, &found, inputs, options).await?;
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
-    let values = texts * embedded.values.first().map_or(0, Vec::len);
-    Ok(response_of_size(&models, &embedded.values, computed, values))
+    Ok(list_response(&models, elements(embedded.values.into_iter()), embedded.memory, computed))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -131,10 +133,13 @@ pub async fn embed_all(
     let options = Options { truncate, truncation_direction, prompt_name, ..Options::new("inputs") };
     let embedded = embedding::states(&models, &found, inputs, options).await?;
     let width = embedding::hidden_size(&found.model);
-    let rows: Vec<Vec<&[f32]>> =
-        embedded.values.iter().map(|states| states.chunks(width).collect()).collect();
-    let computed = Computed { model: found.name, texts: rows.len(), tokens: embedded.tokens };
-    Ok(large_response(&models, &rows, computed))
+    let texts = embedded.values.len();
+    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    let rows = embedded.values.into_iter().map(move |states| {
+        let rows = 0..states.len() / width;
+        rows.map(move |i| states[i * width..(i + 1) * width].to_vec())
+    });
+    Ok(list_response(&models, nested_elements(rows), embedded.memory, computed))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -218,6 +223,7 @@ struct Prediction {
 /// The predictions of one text, or of a list.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
+#[expect(dead_code, reason = "the schema of the response of /predict")]
 enum Predictions {
     One(Vec<Prediction>),
     Many(Vec<Vec<Prediction>>),
@@ -248,28 +254,28 @@ pub async fn predict(
     let texts = pairs.len();
     let values = texts * found.pipeline.labels().names().len();
     check_response(values, "inputs")?;
-    let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
     let name_of = |index| format!("text or pair {index}");
     let options = Options { name_of, truncate, truncation_direction, ..Options::new("inputs") };
     let pairs = Arc::new(pairs);
-    let logits = ranking::logits(&models, &found, pairs, length, options, tokenize_mixed);
-    let (logits, tokens) = logits.await?;
+    let logits = ranking::logits(&models, &found, pairs, 0, options, tokenize_mixed);
+    let Embedded { values, tokens, memory } = logits.await?;
     let scores = match raw_scores {
-        Some(true) => logits,
-        Some(false) | None => found.pipeline.label_scores(logits),
+        Some(true) => values,
+        Some(false) | None => found.pipeline.label_scores(values),
     };
-    let labels = found.pipeline.labels().names();
-    let of_text = |scores: Vec<f32>| {
+    let classifier = found.pipeline;
+    let of_text = move |scores: Vec<f32>| -> Vec<Prediction> {
+        let labels = classifier.labels().names();
         let prediction = |i: usize| Prediction { score: scores[i], label: labels[i].clone() };
         descending(&scores).into_iter().map(prediction).collect()
     };
-    let mut all: Vec<Vec<Prediction>> = scores.into_iter().map(of_text).collect();
-    let body = match is_one {
-        true => Predictions::One(all.swap_remove(0)),
-        false => Predictions::Many(all),
-    };
     let computed = Computed { model: found.name, texts, tokens };
-    Ok(response_of_size(&models, &body, computed, values.max(tokens)))
+    let mut all = scores.into_iter().map(of_text);
+    let predictions = match is_one {
+        true => elements(all.next().into_iter().flatten()),
+        false => elements(all),
+    };
+    Ok(list_response(&models, predictions, memory, computed))
 }
 
 /// The tokens of texts and pairs, in their order.
@@ -360,13 +366,14 @@ pub async fn rerank(
     let (count, raw) = (texts.len(), raw_scores == Some(true));
     let options = Options { truncate, truncation_direction, ..Options::new("texts") };
     let scored = ranking::score_documents(&models, &found, query, texts, options, raw).await?;
-    let rank = |index: usize| {
+    let DocumentScores { scores, tokens, memory } = scored;
+    let order = descending(&scores).into_iter();
+    let ranks = order.map(move |index| {
         let text = returned.as_ref().map(|all| all[index].clone());
-        Rank { index, score: scored.scores[index], text }
-    };
-    let body: Vec<Rank> = descending(&scored.scores).into_iter().map(rank).collect();
-    let computed = Computed { model: found.name, texts: count, tokens: scored.tokens };
-    Ok(response(&models, &body, computed))
+        Rank { index, score: scores[index], text }
+    });
+    let computed = Computed { model: found.name, texts: count, tokens };
+    Ok(list_response(&models, elements(ranks), memory, computed))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -451,7 +458,7 @@ pub async fn similarity(
     };
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
-    Ok(response(&models, &cosines, computed))
+    Ok(list_response(&models, elements(cosines.into_iter()), embedded.memory, computed))
 }
 
 /// The cosine of two vectors of length 1, summed in f64. The values of the vectors are rounded to
@@ -509,32 +516,42 @@ pub async fn tokenize(
     let texts = inputs.into_vec();
     check_count(&models, texts.len(), "inputs")?;
     let prompt = prompt(model.task(), prompt_name.as_deref())?;
+    // A token has at least one byte, or is one of the special tokens.
+    let bytes = texts.iter().map(|text| prompt.len() + text.len() + MAX_SPECIAL).sum::<usize>();
     let count = texts.len();
     let special = add_special_tokens.unwrap_or(true);
     let prompt_length = prompt.len();
-    let length = |text: &String| prompt_length + text.len();
-    let total = AtomicUsize::new(0);
-    let all = models.tokenize(Arc::new(texts), length, text_name, move |texts| {
-        let tokens =
-            |text: &String| simple_tokens(model.task(), &format!("{prompt}{text}"), special);
-        let all: Vec<Vec<SimpleToken>> = texts.iter().map(tokens).collect::<Result<_, _>>()?;
-        let more = all.iter().map(Vec::len).sum();
-        match total.fetch_add(more, Ordering::Relaxed) + more > MAX_TOKENS {
-            false => Ok(all),
-            true => {
-                let message = format!(
-                    "the response would have more than {MAX_TOKENS} tokens: send fewer or shorter \
-                     texts"
-                );
-                Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
+    let (total, own) = (AtomicUsize::new(0), model.clone());
+    let tokenizer = model.tokenizer();
+    let texts = Arc::new(texts);
+    let all = models.tokenize(tokenizer, texts, prompt_length, text_name, move |texts| {
+        let tokens = |text: &String| {
+            let text = SplitText::new(own.tokenizer(), format!("{prompt}{text}"), special)?;
+            let more = text.tokens.len();
+            match total.fetch_add(more, Ordering::Relaxed) + more > MAX_TOKENS {
+                false => Ok(text),
+                true => {
+                    let message = format!(
+                        "the response would have more than {MAX_TOKENS} tokens: send fewer or \
+                         shorter texts"
+                    );
+                    Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
+                }
             }
-        }
+        };
+        texts.iter().map(tokens).collect()
     });
+    let bytes = size_of::<SplitToken>() * MAX_TOKENS.min(bytes);
+    let memory = models.take_memory(bytes, "inputs").await?;
     let all = all.await?;
-    let tokens = all.iter().map(Vec::len).sum();
-    Ok(response(&models, &all, Computed { model: name, texts: count, tokens }))
+    let tokens = all.iter().map(|text| text.tokens.len()).sum();
+    let computed = Computed { model: name, texts: count, tokens };
+    let all = nested_elements(all.into_iter().map(SplitText::into_tokens));
+    Ok(list_response(&models, all, memory, computed))
 }
 
+/// Number of special tokens of a text, for an estimate of memory.
+const MAX_SPECIAL: usize = 2;
 /// Maximum number of tokens of a response of `/tokenize` and of a request of `/decode`.
 const MAX_TOKENS: usize = 1 << 20;
 
@@ -550,26 +567,59 @@ fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
     Ok(text?.to_string())
 }
 
-fn simple_tokens(task: &Task, text: &str, special: bool) -> Result<Vec<SimpleToken>, Failure> {
-    // For each byte: the index of the character that contains the byte.
-    let mut characters = vec![0; text.len() + 1];
-    for (i, (byte, character)) in text.char_indices().enumerate() {
-        characters[byte..byte + character.len_utf8()].fill(i);
+/// A text with its tokens, which take less memory than [`SimpleToken`]s.
+struct SplitText {
+    text: String,
+    tokens: Vec<SplitToken>,
+}
+
+enum SplitToken {
+    /// A token of the text, with its range of bytes.
+    Text {
+        id: u32,
+        start: u32,
+        end: u32,
+    },
+    Special {
+        id: u32,
+        token: Box<str>,
+    },
+}
+
+impl SplitText {
+    /// The tokens of a text of less than 4 GiB.
+    fn new(tokenizer: &TextTokenizer, text: String, special: bool) -> Result<Self, Failure> {
+        let mut tokens = vec![];
+        tokenizer.for_each_piece(&text, special, |Piece { id, token, range }| {
+            tokens.push(match range {
+                None => SplitToken::Special { id, token: token.into() },
+                Some(Range { start, end }) => {
+                    SplitToken::Text { id, start: start as u32, end: end as u32 }
+                }
+            });
+        })?;
+        Ok(Self { text, tokens })
     }
-    characters[text.len()] = text.chars().count();
-    let token = |piece: encoder::Piece| match piece.range {
-        None => {
-            SimpleToken { id: piece.id, text: piece.token, special: true, start: None, stop: None }
-        }
-        Some(range) => SimpleToken {
-            id: piece.id,
-            text: text.get(range.clone()).map_or(piece.token, str::to_string),
-            special: false,
-            start: characters.get(range.start).copied(),
-            stop: characters.get(range.end).copied(),
-        },
-    };
-    Ok(task.tokenizer().pieces(text, special)?.into_iter().map(token).collect())
+
+    fn into_tokens(self) -> impl ExactSizeIterator<Item = SimpleToken> {
+        let Self { text, tokens } = self;
+        // The end of the last token, in bytes and in characters. Most tokens begin there.
+        let mut last = (0, 0);
+        tokens.into_iter().map(move |token| match token {
+            SplitToken::Special { id, token } => {
+                SimpleToken { id, text: token.into(), special: true, start: None, stop: None }
+            }
+            SplitToken::Text { id, start, end } => {
+                let range = start as usize..end as usize;
+                let (byte, character) = if last.0 <= range.start { last } else { (0, 0) };
+                let start = character + text[byte..range.start].chars().count();
+                let stop = start + text[range.clone()].chars().count();
+                last = (range.end, stop);
+                let text = text[range].to_string();
+                SimpleToken { id, text, special: false, start: Some(start), stop: Some(stop) }
+            }
+        })
+    }
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -630,17 +680,20 @@ pub async fn decode(
         let message = format!("the request has {tokens} token ids: expected at most {MAX_TOKENS}");
         return Err(Failure::new(Kind::TooLarge, message).with_field("ids"));
     }
-    let texts = models.tokenize(Arc::new(lists), Vec::len, text_name, move |lists| {
+    // A token has a few characters.
+    let memory = models.take_memory(8 * tokens, "ids").await?;
+    let own = model.clone();
+    let texts = models.tokenize(model.tokenizer(), Arc::new(lists), 0, text_name, move |lists| {
         let decode = |ids: &Vec<u32>| match skip_special_tokens.unwrap_or(true) {
-            true => model.tokenizer().decode(ids),
-            false => model.tokenizer().decode_all(ids),
+            true => own.tokenizer().decode(ids),
+            false => own.tokenizer().decode_all(ids),
         };
         let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
         texts.map_err(|error| Failure::from(error).with_field("ids"))
     });
     let texts = texts.await?;
     let computed = Computed { model: name, texts: texts.len(), tokens };
-    Ok(response(&models, &texts, computed))
+    Ok(list_response(&models, elements(texts.into_iter()), memory, computed))
 }
 
 /// The fields that choose the route of a request to `POST /`.

@@ -31,6 +31,9 @@ use crate::{
 /// Weight of earlier batches in the exponential moving average of a speed.
 const DECAY: f64 = 0.8;
 
+/// The longest time after which a refused request should be sent again.
+const MAX_RETRY: Duration = Duration::from_secs(300);
+
 /// The handle of the engine's thread. The thread ends when the handle is dropped.
 pub struct Engine {
     shared: Arc<Shared>,
@@ -49,6 +52,8 @@ struct State {
     /// Tokens and seconds of the last batches of each key: sums in which earlier batches have less
     /// weight ([`DECAY`]).
     speeds: HashMap<SpeedKey, (f64, f64)>,
+    /// When the next refused request should be sent again.
+    next_retry: Option<Instant>,
     is_closed: bool,
 }
 
@@ -107,6 +112,14 @@ impl Engine {
         }
     }
 
+    /// Seconds after which a request of the average size should be sent again.
+    pub fn retry_after(&self) -> u64 {
+        let mut state = self.shared.lock();
+        let wait: f64 = state.waits(usize::MAX).sum();
+        let one = wait / state.queue.len().max(1) as f64;
+        self.shared.retry_after(&mut state, one, one)
+    }
+
     fn observe(&self, start: Instant) {
         self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
     }
@@ -163,6 +176,17 @@ impl Engine {
     }
 }
 
+impl State {
+    /// For each request that somebody waits for: the estimated seconds for which a new request of
+    /// `tokens` tokens waits for it.
+    fn waits(&self, tokens: usize) -> impl Iterator<Item = f64> {
+        self.queue.ahead(tokens).map(|(key, tokens)| {
+            let speed = self.speeds.get(&key);
+            speed.map_or(0.0, |(computed, seconds)| tokens as f64 * seconds / computed)
+        })
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         self.shared.lock().is_closed = true;
@@ -180,21 +204,33 @@ impl Shared {
     /// # Errors
     /// [`Kind::Overloaded`] if the estimated wait is longer than [`Limits::max_wait`].
     fn admit(&self, tokens: usize) -> Result<MutexGuard<'_, State>, Failure> {
-        let state = self.lock();
-        let seconds = |(key, tokens): (SpeedKey, usize)| {
-            let speed = state.speeds.get(&key);
-            speed.map_or(0.0, |(computed, seconds)| tokens as f64 * seconds / computed)
-        };
-        let wait: f64 = state.queue.ahead(tokens).map(seconds).sum();
+        let mut state = self.lock();
+        let wait: f64 = state.waits(tokens).sum();
         let max = self.limits.max_wait.as_secs_f64();
         if wait > max {
             let shown = (wait * 10.0).ceil() / 10.0; // rounded up, so that it is more than `max`
             let message = format!(
                 "the request would wait {shown:.1} s: expected at most {max} s; try again later"
             );
-            return Err(Failure::overloaded(message, (wait - max).ceil().max(1.0) as u64));
+            // The time of this request is about its share of the wait.
+            let own = wait / (state.queue.len() + 1) as f64;
+            let seconds = self.retry_after(&mut state, wait - max, own);
+            return Err(Failure::overloaded(message, seconds));
         }
         Ok(state)
+    }
+
+    /// Seconds after which a refused request should be sent again: at least `excess`. Each refused
+    /// request adds `own`, the estimated seconds of its computation, to the time of the next, so
+    /// that refused requests return at the speed of the queue and not all at once.
+    fn retry_after(&self, state: &mut State, excess: f64, own: f64) -> u64 {
+        let now = Instant::now();
+        let after = |seconds: f64| {
+            now + Duration::try_from_secs_f64(seconds).unwrap_or(MAX_RETRY).min(MAX_RETRY)
+        };
+        let at = state.next_retry.unwrap_or(now).max(after(excess)).min(now + MAX_RETRY);
+        state.next_retry = Some(at + (after(own) - now));
+        (at - now).as_secs_f64().ceil().max(1.0) as u64
     }
 
     /// Sets the metrics of the queue.
@@ -338,7 +374,7 @@ mod tests {
     }
 
     fn target() -> Target {
-        Target { key: Key { model: 0, kind: KeyKind::Logits }, compute: Arc::new(Picky) }
+        Target { key: Key { model: 0, kind: KeyKind::Head }, compute: Arc::new(Picky) }
     }
 
     fn engine(limits: Limits) -> Engine {

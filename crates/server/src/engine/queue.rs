@@ -67,8 +67,8 @@ pub enum KeyKind {
     Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
-    /// The logits of a classifier.
-    Logits,
+    /// The values of the head of the model's task.
+    Head,
 }
 
 /// The values of each sequence of a request.
@@ -323,7 +323,7 @@ mod tests {
     }
 
     fn target(model: u64) -> Target {
-        Target { key: Key { model, kind: KeyKind::Logits }, compute: Arc::new(Lengths) }
+        Target { key: Key { model, kind: KeyKind::Head }, compute: Arc::new(Lengths) }
     }
 
     /// A request of sequences with these lengths. Each token id is the request's number.

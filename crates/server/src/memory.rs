@@ -1,0 +1,89 @@
+//! The memory of requests. Before a request takes memory for its tokens and values, it waits until
+//! the memory of all requests together is at most [`Limits::max_memory`](crate::Limits::max_memory).
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::failure::{Failure, Kind};
+
+/// Number of bytes of one permit.
+const UNIT: usize = 1 << 10;
+
+/// The shares of the memory of requests. What they leave is for the computation: the activations of
+/// a batch, the tokenizers, and parts of responses.
+pub struct Memory {
+    /// Waits of small requests, which large ones do not delay.
+    small: Lane,
+    large: Lane,
+    /// Maximum number of bytes of the bodies, and of the texts in them.
+    pub bodies: usize,
+}
+
+/// Requests that wait for memory in the order in which they came.
+struct Lane {
+    permits: Arc<Semaphore>,
+    bytes: usize,
+}
+
+/// Memory of a request, until this value is dropped.
+#[derive(Debug)]
+pub struct Share {
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Memory {
+    /// The shares of `max` bytes.
+    pub fn new(max: usize) -> Self {
+        let lane = |bytes: usize| {
+            let permits = (bytes / UNIT).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
+            Lane { permits: Arc::new(Semaphore::new(permits)), bytes: permits * UNIT }
+        };
+        Self { small: lane(max / 10), large: lane(max / 5 * 2), bodies: max / 4 }
+    }
+
+    /// Waits for `bytes` bytes. `field` is the field of the request with the texts.
+    ///
+    /// # Errors
+    /// [`Kind::TooLarge`] if a request may not take as much.
+    pub async fn take(&self, bytes: usize, field: &str) -> Result<Share, Failure> {
+        let lane = if bytes <= self.small.bytes / 16 { &self.small } else { &self.large };
+        if bytes > lane.bytes {
+            let message = format!(
+                "the request needs about {} MiB of memory: expected at most {} MiB, a share of \
+                 --max-memory; send fewer or shorter texts",
+                bytes.div_ceil(1 << 20),
+                lane.bytes >> 20,
+            );
+            return Err(Failure::new(Kind::TooLarge, message).with_field(field));
+        }
+        let permits = bytes.div_ceil(UNIT) as u32; // at most those of the lane
+        let permit = lane.permits.clone().acquire_many_owned(permits).await;
+        let permit = permit.map_err(|_| Failure::unavailable("the server is shutting down"))?;
+        Ok(Share { _permit: permit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, pin::pin, task::Poll};
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[tokio::test]
+    async fn a_request_waits_until_others_return_their_memory() {
+        let memory = Memory::new(100 * MIB); // 40 MiB for large requests
+        let refused = memory.take(41 * MIB, "inputs").await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::TooLarge);
+        assert!(refused.message().contains("about 41 MiB of memory: expected at most 40 MiB"));
+        let first = memory.take(30 * MIB, "inputs").await.unwrap();
+        let mut second = pin!(memory.take(11 * MIB, "inputs"));
+        let is_ready = poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_ready()));
+        assert!(!is_ready.await);
+        memory.take(MIB / 2, "inputs").await.unwrap(); // a small request does not wait
+        drop(first);
+        second.await.unwrap();
+    }
+}
