@@ -448,6 +448,32 @@ def test_null_in_an_optional_field_means_the_default(models, path, body, fields)
     assert_same_json(models.json(path, body | dict.fromkeys(fields)), expected)
 
 
+# A lone surrogate, as Python decodes a byte that is not UTF-8 with "surrogateescape".
+LONE = "\U0001f600 \udcff"
+# Path, body, name of the field in the error.
+SURROGATES = [
+    ("/embed", {"inputs": LONE}, "inputs"),
+    ("/embed", {"inputs": ["a", LONE], "truncate": True}, "inputs[1]"),
+    ("/embed", {"inputs": "a", "prompt_name": LONE}, "prompt_name"),
+    ("/embed", {"inputs": "a", "no_such_field": LONE}, "no_such_field"),
+    ("/", {"inputs": ["a", LONE]}, "inputs[1]"),
+    ("/embed_all", {"inputs": [LONE]}, "inputs[0]"),
+    ("/predict", {"inputs": [["a", LONE]]}, "inputs[0][1]"),
+    ("/rerank", {"query": LONE, "texts": ["a"]}, "query"),
+    ("/rerank", {"query": "a", "texts": ["b", LONE]}, "texts[1]"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", LONE]}},
+     "inputs.sentences[1]"),
+    ("/tokenize", {"inputs": LONE}, "inputs"),
+    ("/classify", {"inputs": LONE}, "inputs"),
+    ("/tag", {"inputs": LONE}, "inputs"),
+    ("/answer", {"inputs": "a", "question": LONE}, "question"),
+    ("/fill_mask", {"inputs": ["[MASK]", LONE]}, "inputs[1]"),
+    ("/attention", {"inputs": "a", "pair": LONE}, "pair"),
+    ("/v1/embeddings", {"input": ["a", LONE]}, "input[1]"),
+    ("/v2/rerank", {"query": "a", "documents": ["b", {"text": LONE}]}, "documents[1].text"),
+]
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         "path, body, status, interface", ERRORS, ids=[f"{p}-{str(b)[:50]}" for p, b, *_ in ERRORS]
@@ -462,6 +488,41 @@ class TestErrors:
         assert_error(response, 422)
         for choice in ("none", "simple", "first", "average", "max"):
             assert f"`{choice}`" in response.json()["error"], describe(response)
+
+    @pytest.mark.parametrize("path, body, field", SURROGATES, ids=[f"{p}-{f}" for p, _, f in SURROGATES])
+    def test_a_lone_surrogate_is_refused_with_the_name_of_its_field(self, models, path, body, field):
+        # json.dumps writes \ud83d\ude00 for the pair and \udcff for the lone surrogate.
+        response = models.client.post(
+            path, content=json.dumps(body), headers={"content-type": "application/json"}
+        )
+        interface = {"/v1/embeddings": "openai", "/v2/rerank": "cohere"}.get(path, "tei")
+        assert_error(response, 400, interface)
+        error = response.json().get("error", response.json())
+        message = error["message"] if isinstance(error, dict) else error
+        start = f"{field} is not Unicode: expected surrogates in pairs, got a lone surrogate"
+        assert message.startswith(start), message
+
+    @pytest.mark.parametrize("path, body, message", [
+        ("/embed", {"inputs": "a", "dimensions": "16"}, "dimensions has the wrong type: expected a "
+         "whole number of at least 0, got string \"16\""),
+        ("/embed", {"inputs": "a", "dimensions": -1}, "dimensions is invalid: expected a whole number "
+         "of at least 0, got integer `-1`"),
+        ("/embed", {"inputs": {}}, "inputs has the wrong type: expected a string or a list, as the "
+         "field permits, got an object"),
+        ("/embed", {}, "the body lacks the field `inputs`"),
+        ("/embed", ["a"], "the body has the wrong type: expected a JSON object"),
+        ("/similarity", {"inputs": {"source_sentence": "a"}}, "inputs lacks the field `sentences`"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", 1]}},
+         "inputs.sentences[1] has the wrong type: expected a string, got integer `1`"),
+        ("/decode", {"ids": [1, -1]}, "ids[1] is invalid: expected a whole number from 0 to "
+         "4294967295, got integer `-1`"),
+        ("/embed", {"inputs": "a", "normalize": 1}, "normalize has the wrong type: expected a "
+         "boolean, got integer `1`"),
+    ])
+    def test_the_error_of_a_field_has_no_words_of_rust(self, models, path, body, message):
+        response = models.post(path, body)
+        assert_error(response, 422)
+        assert response.json()["error"] == message
 
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/tag", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),

@@ -2,7 +2,7 @@
 
 mod cohere;
 mod embedding;
-mod fields;
+pub(crate) mod fields;
 mod nested;
 mod openai;
 mod ranking;
