@@ -218,6 +218,9 @@ fn the_main_route_uses_the_first_model() -> Result<()> {
     assert_eq!(server.post("/rerank", &request)?.status, 200);
     let main = server.post("/", &request)?;
     assert_eq!(main.status, 424, "{}", main.body); // the first model has three labels
+    let unknown = server.post("/v1/embeddings", &json!({"model": "b", "input": "a"}))?;
+    assert_eq!(unknown.status, 404, "{}", unknown.body);
+    assert_eq!(unknown.json()?["error"]["code"], "model_not_found");
     Ok(())
 }
 
@@ -247,14 +250,14 @@ fn errors_have_the_status_and_the_format_of_their_interface() -> Result<()> {
         assert!(json["error"].as_str().is_some_and(|error| !error.is_empty()));
     }
     let open_ai = [
-        (json!({"input": "a"}), 400, json!(null)),
-        (json!({"model": model, "input": long}), 400, json!(null)),
-        (json!({"model": "b", "input": "a"}), 404, json!("model_not_found")),
+        json!({"model": model}),
+        json!({"model": model, "input": long}),
+        json!({"model": model, "input": "a", "other": 1}),
     ];
-    for (body, status, code) in open_ai {
+    for body in open_ai {
         let response = server.post("/v1/embeddings", &body)?;
         let error = response.json()?["error"].take();
-        assert_eq!((response.status, &error["code"]), (status, &code), "{error}");
+        assert_eq!((response.status, &error["code"]), (400, &json!(null)), "{error}");
         assert!(error["message"].is_string() && error["type"] == "invalid_request_error");
     }
     let cohere = server.post("/v2/rerank", &json!({"query": "a", "documents": ["b"]}))?;

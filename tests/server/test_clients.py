@@ -128,13 +128,20 @@ class TestOpenAi:
             assert_same_bits([data.embedding for data in response.data], expected, name)
             assert response.model == name
 
-    def test_an_unknown_model_is_not_found(self, server):
-        client = openai_client(server)
+    def test_an_unknown_model_is_not_found_if_there_are_several(self, models):
+        client = openai_client(models)
         with pytest.raises(openai.NotFoundError) as error:
             client.embeddings.create(model="no-such-model", input="x")
         assert "no-such-model" in error.value.message
+        assert error.value.code == "model_not_found"
+
+    def test_a_server_with_one_model_ignores_the_name(self, server, vectors):
+        client = openai_client(server)
+        response = client.embeddings.create(model="text-embedding-3-small", input=TEXTS)
+        assert_same_bits([data.embedding for data in response.data], vectors)
+        assert response.model == MINILM
         with pytest.raises(openai.NotFoundError):
-            client.models.retrieve("no-such-model")
+            client.models.retrieve("text-embedding-3-small")
 
     def test_invalid_requests_are_bad_requests(self, server):
         client = openai_client(server)
@@ -152,8 +159,12 @@ class TestOpenAi:
                 pytest.fail(f"accepted {shorten(str(arguments))}")
             assert error.value.message
 
-    def test_the_model_is_required(self, server):
-        assert_error(server.post("/v1/embeddings", {"input": "x"}), 400, "openai")
+    def test_the_default_is_the_first_embedding_model(self, serve):
+        server = serve(*(f"--model={name}={MODELS[name]}" for name in ("tagger", "sentences")))
+        expected = bert_embed(LETTERS, "--model", MODELS["sentences"])
+        response = server.json("/v1/embeddings", {"input": LETTERS})
+        assert_same_bits([data["embedding"] for data in response["data"]], expected)
+        assert response["model"] == "sentences"
 
     def test_a_wrong_key_is_refused_and_a_right_one_accepted(self, keyed, vectors):
         for key in ("wrong", KEYS[0][:-1], KEYS[0] + "x"):
@@ -338,6 +349,11 @@ class TestCohere:
             assert_ranked(response.results, ranked)
         one = cohere.Client("unused", base_url=models.url)
         response = one.rerank(query=QUERY, documents=LETTERS, max_chunks_per_doc=1)
+        assert_ranked(response.results, ranked)
+
+    def test_a_server_with_one_model_ignores_the_name(self, serve, ranked):
+        client = cohere.ClientV2("unused", base_url=serve("--model", MODELS["ranker"]).url)
+        response = client.rerank(model="rerank-v3.5", query=QUERY, documents=LETTERS)
         assert_ranked(response.results, ranked)
 
     def test_errors(self, models, keyed):

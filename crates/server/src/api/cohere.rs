@@ -179,7 +179,7 @@ async fn rerank(
         max_chunks_per_doc,
         rank_fields,
     } = request.value;
-    let found = ranking::find_ranker(&models, model.as_deref())?;
+    let found = ranking::find_ranker(&models, models.unless_single(model.as_deref())?)?;
     let max = found.model.max_input_length();
     if let Some(got) = max_tokens_per_doc.filter(|&tokens| tokens < max) {
         let message = format!(

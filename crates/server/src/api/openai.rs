@@ -26,9 +26,10 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingsRequest {
-    /// Name of the model
+    /// Name of the model [default: the first embedding model]
+    #[serde(default)]
     #[schema(example = "all-MiniLM-L6-v2")]
-    model: String,
+    model: Option<String>,
     input: TextsOrIds,
     #[serde(default, deserialize_with = "optional_choice")]
     encoding_format: Option<EncodingFormat>,
@@ -100,7 +101,7 @@ pub async fn embeddings(
     request: Input<EmbeddingsRequest>,
 ) -> Result<Response, Failure> {
     let EmbeddingsRequest { model, input, encoding_format, dimensions, _user } = request.value;
-    let found = embedding::find(&models, Some(&model))?;
+    let found = embedding::find(&models, models.unless_single(model.as_deref())?)?;
     let options = Options { dimensions, ..Options::new("input") };
     let embedded = embedding::vectors(&models, &found, input, options).await?;
     let tokens = embedded.tokens;
