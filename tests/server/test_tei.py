@@ -40,32 +40,31 @@ class TestEmbed:
         assert_same_bits(server.json("/embed", {"inputs": ids}), expected)
         assert_same_bits(server.json("/embed", {"inputs": ids[0]}), expected[:1])
 
-    def test_long_texts_are_refused_by_default(self, server):
-        assert_error(server.post("/embed", {"inputs": LONG}), 413)
-        assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
-
-    def test_truncate_keeps_the_first_tokens(self, server):
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
         expected = bert_embed([LONG, TEXTS[0]])
-        body = {"inputs": [LONG, TEXTS[0]], "truncate": True}
+        body = {"inputs": [LONG, TEXTS[0]]}
         assert_same_bits(server.json("/embed", body), expected)
-        body["truncation_direction"] = "right"
-        assert_same_bits(server.json("/embed", body), expected)
+        assert_same_bits(server.json("/embed", body | {"truncate": True}), expected)
+        right = server.json("/embed", body | {"truncation_direction": "right"})
+        assert_same_bits(right, expected)
+        assert_error(server.post("/embed", body | {"truncate": False}), 413)
 
     def test_truncation_direction_left_keeps_the_last_tokens(self, server):
         tokens = server.json("/tokenize", {"inputs": LONG})[0]
         first, *content, last = [token["id"] for token in tokens]
         ids = [first, *content[-(MAX_TOKENS - 2) :], last]
-        body = {"inputs": LONG, "truncate": True, "truncation_direction": "left"}
+        body = {"inputs": LONG, "truncation_direction": "left"}
         assert_same_bits(server.json("/embed", body), server.json("/embed", {"inputs": ids}))
 
-    def test_auto_truncate_is_the_default_of_truncate(self, serve):
+    def test_auto_truncate_truncates_the_texts_of_openai(self, server, serve):
+        body = {"model": MINILM, "input": [TEXTS[0], LONG]}
+        refused = server.post("/v1/embeddings", body)
+        assert_error(refused, 400, "openai")
+        assert "text 1 has 502 tokens: expected at most 256" in refused.json()["error"]["message"]
         server = serve("--auto-truncate")
-        expected = bert_embed([LONG])
-        assert_same_bits(server.json("/embed", {"inputs": LONG}), expected)
-        body = {"model": MINILM, "input": LONG}
         response = server.json("/v1/embeddings", body)
-        assert_same_bits([response["data"][0]["embedding"]], expected)
-        assert response["usage"]["prompt_tokens"] == MAX_TOKENS
+        assert_same_bits([data["embedding"] for data in response["data"]], bert_embed(body["input"]))
+        assert response["usage"]["prompt_tokens"] == 8 + MAX_TOKENS
         assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
 
     def test_normalize_false_gives_vectors_that_are_not_normalised(self, server):
@@ -140,10 +139,10 @@ class TestEmbedAll:
         # `bert embed` computes the mean in f32, this test in f64.
         assert np.abs(mean / np.linalg.norm(mean) - bert_embed(TEXTS[:1])[0]).max() < 1e-6
 
-    def test_long_texts_are_refused_unless_truncated(self, server):
-        assert_error(server.post("/embed_all", {"inputs": LONG}), 413)
-        [states] = server.json("/embed_all", {"inputs": LONG, "truncate": True})
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
+        [states] = server.json("/embed_all", {"inputs": LONG})
         assert np.shape(states) == (MAX_TOKENS, 384)
+        assert_error(server.post("/embed_all", {"inputs": LONG, "truncate": False}), 413)
 
 
 class TestPredict:
@@ -182,11 +181,11 @@ class TestPredict:
         server = serve("--model", MODELS["sequence"])
         assert_same_json(server.json("/", {"inputs": LETTERS[0]}), self.expected(LETTERS[0]))
 
-    def test_long_texts_are_refused_unless_truncated(self, models):
-        assert_error(models.post("/predict", {"inputs": LONG_LETTERS}), 413)
-        found = models.json("/predict", {"inputs": LONG_LETTERS, "truncate": True})
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, models):
+        found = models.json("/predict", {"inputs": LONG_LETTERS})
         assert_same_json(found, self.expected(LONG_LETTERS))
-        right = {"inputs": "a " * 20 + "b " * 20, "truncate": True}
+        assert_error(models.post("/predict", {"inputs": LONG_LETTERS, "truncate": False}), 413)
+        right = {"inputs": "a " * 20 + "b " * 20}
         left = right | {"truncation_direction": "left"}
         assert models.json("/predict", left) != models.json("/predict", right)
 
@@ -213,15 +212,15 @@ class TestRerank:
         logits = np.array([element["score"] for element in found])
         assert np.abs(1 / (1 + np.exp(-logits)) - [row["score"] for row in rows]).max() < 1e-6
 
-    def test_long_texts_are_refused_unless_truncated(self, models):
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, models):
         body = {"query": "bad", "texts": [LONG_LETTERS, "x"]}
-        assert_error(models.post("/rerank", body), 413)
-        found = models.json("/rerank", body | {"truncate": True})
+        assert_error(models.post("/rerank", body | {"truncate": False}), 413)
+        found = models.json("/rerank", body)
         rows = self.expected([LONG_LETTERS, "x"])
         assert [(e["index"], f32(e["score"])) for e in found] == [
             (row["document"] - 1, f32(row["score"])) for row in rows
         ]
-        right = {"query": "bad", "texts": ["a " * 20 + "b " * 20], "truncate": True}
+        right = {"query": "bad", "texts": ["a " * 20 + "b " * 20]}
         left = right | {"truncation_direction": "left"}
         assert models.json("/rerank", left) != models.json("/rerank", right)
 
@@ -245,11 +244,11 @@ class TestSimilarity:
         vectors = bert_embed(["a bad cab", *LETTERS], *options).astype(np.float64)
         assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
 
-    def test_long_texts_are_refused_unless_truncated(self, server):
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
         inputs = {"source_sentence": TEXTS[0], "sentences": [LONG]}
-        assert_error(server.post("/similarity", {"inputs": inputs}), 413)
-        body = {"inputs": inputs, "parameters": {"truncate": True}}
-        assert len(server.json("/similarity", body)) == 1
+        assert len(server.json("/similarity", {"inputs": inputs})) == 1
+        body = {"inputs": inputs, "parameters": {"truncate": False}}
+        assert_error(server.post("/similarity", body), 413)
 
 
 class TestTokens:
@@ -320,7 +319,7 @@ class TestInfo:
         assert info["max_client_batch_size"] == 2048
         assert info["max_batch_tokens"] == 512
         assert info["max_concurrent_requests"] == 512
-        assert info["auto_truncate"] is False
+        assert info["auto_truncate"] is True
         assert info["version"]
 
     def test_info_lists_all_models(self, models):
@@ -446,6 +445,37 @@ OPTIONAL = [
 def test_null_in_an_optional_field_means_the_default(models, path, body, fields):
     expected = models.json(path, body)
     assert_same_json(models.json(path, body | dict.fromkeys(fields)), expected)
+
+
+TRUNCATED = [
+    ("/embed", {"inputs": [LONG, "a", LONG]}, 2),
+    ("/embed", {"inputs": "a"}, 0),
+    ("/", {"inputs": LONG}, 1),
+    ("/embed_all", {"inputs": ["a", LONG]}, 1),
+    ("/similarity", {"inputs": {"source_sentence": LONG, "sentences": ["a", LONG]}}, 2),
+    ("/predict", {"inputs": [[LONG_LETTERS], ["a", "b"], ["a", LONG_LETTERS]]}, 2),
+    ("/rerank", {"query": "a", "texts": [LONG_LETTERS, "b"]}, 1),
+    ("/rerank", {"query": LONG_LETTERS, "texts": ["a", "b"]}, 2),
+    ("/v1/rerank", {"query": "a", "documents": ["b", LONG_LETTERS]}, 1),
+    ("/v2/rerank", {"query": "a", "documents": ["b", LONG_LETTERS]}, 1),
+    ("/classify", {"inputs": [LONG_LETTERS, "a"]}, 1),
+    ("/v1/embeddings", {"input": ["a", "b"]}, 0),
+]
+
+
+@pytest.mark.parametrize("path, body, count", TRUNCATED, ids=lambda value: str(value)[:40])
+def test_a_header_has_the_number_of_truncated_texts(models, path, body, count):
+    response = models.post(path, body)
+    assert response.status_code == 200, describe(response)
+    assert response.headers["x-truncated-texts"] == str(count)
+
+
+def test_web_pages_may_read_the_number_of_truncated_texts(serve):
+    server = serve("--cors", "*", "--auto-truncate")
+    body = {"input": [LONG, "a", LONG]}
+    response = server.post("/v1/embeddings", body, headers={"origin": "https://example.org"})
+    assert response.headers["x-truncated-texts"] == "2"
+    assert "x-truncated-texts" in response.headers["access-control-expose-headers"]
 
 
 # A lone surrogate, as Python decodes a byte that is not UTF-8 with "surrogateescape".

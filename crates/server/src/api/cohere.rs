@@ -13,7 +13,7 @@ use super::{
     embedding::Options,
     nested::{TextOrObject, list},
     ranking::{self, descending, refuse},
-    response,
+    response, with_truncated,
 };
 use crate::{
     Models,
@@ -201,7 +201,7 @@ async fn rerank(
     let documents = Arc::new(documents);
     let returned = (return_documents == Some(true)).then(|| documents.clone());
     let texts = documents.len();
-    let options = Options { truncate: Some(true), ..Options::new("documents") };
+    let options = Options::new("documents");
     let scored =
         ranking::score_documents(&models, &found, query, documents, options, false).await?;
     let result = |index: usize| RankedDocument {
@@ -221,5 +221,6 @@ async fn rerank(
             billed_units: BilledUnits { search_units: 1 },
         },
     };
-    Ok(response(&models, &body, Computed { model: found.name, texts, tokens }))
+    let computed = Computed { model: found.name, texts, tokens };
+    Ok(with_truncated(response(&models, &body, computed), scored.truncated))
 }

@@ -108,7 +108,8 @@ pub struct Options {
     pub field: &'static str,
     /// Returns the name of the text at this index, for error messages.
     pub name_of: fn(usize) -> String,
-    pub truncate: Option<bool>,
+    /// Whether texts that are too long are truncated. Otherwise they are an error.
+    pub truncate: bool,
     pub truncation_direction: Option<Direction>,
     pub prompt_name: Option<String>,
     /// `None`: as the model's files say.
@@ -122,7 +123,7 @@ impl Options {
         Self {
             field,
             name_of: text_name,
-            truncate: None,
+            truncate: true,
             truncation_direction: None,
             prompt_name: None,
             normalize: None,
@@ -131,10 +132,12 @@ impl Options {
     }
 }
 
-/// The values of texts, and their number of tokens.
-pub struct Embedded {
+/// The values of texts or pairs, their number of tokens, and the number of texts or pairs that were
+/// truncated.
+pub struct Outputs {
     pub values: Values,
     pub tokens: usize,
+    pub truncated: usize,
 }
 
 /// The embedding model called `name`, or the first one if `name` is `None`.
@@ -151,12 +154,13 @@ pub async fn vectors(
     found: &Found<Embedder>,
     texts: TextsOrIds,
     options: Options,
-) -> Result<Embedded, Failure> {
+) -> Result<Outputs, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
     let sequences = tokenize(models, &embedder, texts, options).await?;
-    let tokens = token_count(&sequences);
+    let (tokens, truncated) = (token_count(&sequences), truncated_count(&sequences));
     let target = found.model.vectors(embedder, normalize);
-    Ok(Embedded { values: models.engine().compute(target, sequences).await?, tokens })
+    let values = models.engine().compute(target, sequences).await?;
+    Ok(Outputs { values, tokens, truncated })
 }
 
 /// The last hidden states of texts, `(T, E)` row after row.
@@ -165,13 +169,13 @@ pub async fn states(
     found: &Found<Embedder>,
     texts: TextsOrIds,
     options: Options,
-) -> Result<Embedded, Failure> {
+) -> Result<Outputs, Failure> {
     let field = options.field;
     let sequences = tokenize(models, &found.pipeline, texts, options).await?;
-    let tokens = token_count(&sequences);
+    let (tokens, truncated) = (token_count(&sequences), truncated_count(&sequences));
     check_response(tokens * hidden_size(&found.model), field)?;
     let values = models.engine().compute(found.model.states(), sequences).await?;
-    Ok(Embedded { values, tokens })
+    Ok(Outputs { values, tokens, truncated })
 }
 
 /// Returns the embedder with the normalisation and the dimension of a request, and the value of
@@ -206,7 +210,6 @@ async fn tokenize(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Vec<Sequence>, Failure> {
-    let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
     let count = match &texts {
         TextsOrIds::Text(_) => 1,
         TextsOrIds::Texts(texts) => texts.len(),
@@ -220,7 +223,7 @@ async fn tokenize(
         TextsOrIds::Ids(ids) => return sequences_from_ids(embedder, vec![ids], &options),
         TextsOrIds::IdLists(lists) => return sequences_from_ids(embedder, lists, &options),
     };
-    let Options { name_of, truncation_direction, prompt_name, .. } = options;
+    let Options { name_of, truncate, truncation_direction, prompt_name, .. } = options;
     let embedder = match truncation_direction {
         None => embedder.clone(),
         Some(side) => Arc::new(Embedder::clone(embedder).with_truncation_side(side.into())),
@@ -301,6 +304,11 @@ pub fn sequences(
         return Err(too_long(&name_of(index), max + tokens.truncated, max));
     }
     Ok(tokenized.into_iter().map(|(tokens, prompt)| Sequence { tokens, prompt }).collect())
+}
+
+/// The number of texts, or of pairs, that were truncated.
+pub fn truncated_count(sequences: &[Sequence]) -> usize {
+    sequences.iter().filter(|sequence| sequence.tokens.truncated > 0).count()
 }
 
 /// The width of the hidden states.

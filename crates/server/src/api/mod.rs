@@ -15,7 +15,7 @@ use std::{sync::LazyLock, time::Instant};
 use axum::{
     Router,
     extract::Request,
-    http::{HeaderValue, header},
+    http::{HeaderName, HeaderValue, header},
     middleware::from_fn_with_state,
     response::{Html, IntoResponse, Response},
     routing::get,
@@ -187,6 +187,9 @@ fn response_of_size(
     response
 }
 
+/// The header of responses with the number of texts that were truncated.
+pub(crate) const TRUNCATED_TEXTS: HeaderName = HeaderName::from_static("x-truncated-texts");
+
 /// Adds the number of texts to the metrics, and `computed` to the response, for the log.
 fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
     models.metrics().texts.inc_by(computed.texts as u64);
@@ -241,11 +244,18 @@ fn check_size(name: &str, text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Adds the header with the number of texts, or of pairs, that were truncated.
+fn with_truncated(mut response: Response, count: usize) -> Response {
+    response.headers_mut().insert(TRUNCATED_TEXTS, HeaderValue::from(count));
+    response
+}
+
 /// The error for a text that is too long and may not be truncated.
 fn too_long(name: &str, got: usize, max: usize) -> Failure {
     let message = format!(
-        "{name} has {got} tokens: expected at most {max}; shorten it, set truncate to true \
-         (routes of text-embeddings-inference), or start the server with --auto-truncate"
+        "{name} has {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
+         (routes of text-embeddings-inference), or start the server with --auto-truncate \
+         (/v1/embeddings)"
     );
     Failure::new(Kind::TooLarge, message)
 }

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::{
     embedding::{self, Options, TextsOrIds},
     fields::optional_choice,
-    response_of_size,
+    response_of_size, with_truncated,
 };
 use crate::{
     Models,
@@ -102,7 +102,8 @@ pub async fn embeddings(
 ) -> Result<Response, Failure> {
     let EmbeddingsRequest { model, input, encoding_format, dimensions, _user } = request.value;
     let found = embedding::find(&models, models.unless_single(model.as_deref())?)?;
-    let options = Options { dimensions, ..Options::new("input") };
+    let truncate = models.limits().auto_truncate;
+    let options = Options { dimensions, truncate, ..Options::new("input") };
     let embedded = embedding::vectors(&models, &found, input, options).await?;
     let tokens = embedded.tokens;
     let vector = |values: Vec<f32>| match encoding_format {
@@ -122,7 +123,8 @@ pub async fn embeddings(
     let computed = Computed { model: found.name.clone(), texts: data.len(), tokens };
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
     let body = EmbeddingsResponse { object: "list", data, model: found.name, usage };
-    Ok(response_of_size(&models, &body, computed, size))
+    let response = response_of_size(&models, &body, computed, size);
+    Ok(with_truncated(response, embedded.truncated))
 }
 
 #[derive(Serialize, ToSchema)]

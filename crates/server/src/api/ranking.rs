@@ -7,20 +7,22 @@ use encoder::{Prompt, TextClassifier, Tokens};
 
 use super::{
     check_count, check_size,
-    embedding::{Options, sequences},
+    embedding::{Options, Outputs, sequences, truncated_count},
 };
 use crate::{
     Models,
-    engine::{Values, token_count},
+    engine::token_count,
     failure::{Failure, Kind},
     model::Task,
     models::Found,
 };
 
-/// The score of each document, in the order of the request, and the number of tokens.
+/// The score of each document, in the order of the request, the number of tokens, and the number of
+/// documents that were truncated, or whose query was.
 pub struct DocumentScores {
     pub scores: Vec<f32>,
     pub tokens: usize,
+    pub truncated: usize,
 }
 
 /// The sequence classifier called `name`, or the first one if `name` is `None`.
@@ -60,13 +62,13 @@ pub async fn score_documents(
     let tokenize = move |classifier: &TextClassifier, documents: &[String]| {
         Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
     };
-    let (logits, tokens) = logits(models, found, documents, length, options, tokenize).await?;
-    let scores = if raw { logits } else { found.pipeline.pair_scores(logits)? };
-    Ok(DocumentScores { scores: scores.concat(), tokens })
+    let Outputs { values, tokens, truncated } =
+        logits(models, found, documents, length, options, tokenize).await?;
+    let scores = if raw { values } else { found.pipeline.pair_scores(values)? };
+    Ok(DocumentScores { scores: scores.concat(), tokens, truncated })
 }
 
-/// The logits of texts or pairs, and the number of tokens. `length` returns the number of bytes of
-/// a text or pair.
+/// The logits of texts or pairs. `length` returns the number of bytes of a text or pair.
 pub async fn logits<I: Send + Sync + 'static>(
     models: &Models,
     found: &Found<TextClassifier>,
@@ -74,9 +76,8 @@ pub async fn logits<I: Send + Sync + 'static>(
     length: impl Fn(&I) -> usize,
     options: Options,
     tokenize: impl Fn(&TextClassifier, &[I]) -> Result<Vec<Tokens>, Failure> + Send + Sync + 'static,
-) -> Result<(Values, usize), Failure> {
+) -> Result<Outputs, Failure> {
     let Options { truncate, truncation_direction, name_of, .. } = options;
-    let truncate = truncate.unwrap_or(models.limits().auto_truncate);
     let classifier = match truncation_direction {
         None => found.pipeline.clone(),
         Some(side) => {
@@ -88,9 +89,10 @@ pub async fn logits<I: Send + Sync + 'static>(
     let tokens = models.tokenize(texts, length, name_of, tokenize).await?;
     let tokens = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
     let sequences = sequences(tokens, truncate, name_of)?;
-    let tokens = token_count(&sequences);
+    let (tokens, truncated) = (token_count(&sequences), truncated_count(&sequences));
     let target = found.model.logits(found.pipeline.clone());
-    Ok((models.engine().compute(target, sequences).await?, tokens))
+    let values = models.engine().compute(target, sequences).await?;
+    Ok(Outputs { values, tokens, truncated })
 }
 
 /// The indices of `scores`, by descending score. The indices of equal scores keep their order.

@@ -20,11 +20,11 @@ use utoipa::ToSchema;
 
 use super::{
     check_count, check_response, check_size, counted,
-    embedding::{Options, Texts},
+    embedding::{Options, Outputs, Texts},
     fields::optional_choice,
     large_response,
     nested::Scalar,
-    ranking, response_of_size,
+    ranking, response_of_size, with_truncated,
 };
 use crate::{
     Models,
@@ -90,10 +90,10 @@ pub async fn classify(
     check_response(values, "inputs")?;
     let given = Arc::new(texts.clone());
     // As in the command, long texts are truncated.
-    let options = Options { truncate: Some(true), ..Options::new("inputs") };
+    let options = Options::new("inputs");
     let tokenize = |classifier: &TextClassifier, texts: &[String]| Ok(classifier.tokenize(texts)?);
     let logits = ranking::logits(&models, &found, given, String::len, options, tokenize);
-    let (logits, tokens) = logits.await?;
+    let Outputs { values: logits, tokens, truncated } = logits.await?;
     let scores = found.pipeline.label_scores(logits);
     let names = found.pipeline.labels().distinct_names();
     let classified = |(text, scores): (String, Vec<f32>)| {
@@ -103,7 +103,8 @@ pub async fn classify(
     };
     let all: Vec<Classified> = texts.into_iter().zip(scores).map(classified).collect();
     let computed = Computed { model: found.name, texts: all.len(), tokens };
-    Ok(response_of_size(&models, &all, computed, values.max(tokens)))
+    let response = response_of_size(&models, &all, computed, values.max(tokens));
+    Ok(with_truncated(response, truncated))
 }
 
 /// A part of a text.

@@ -14,12 +14,12 @@ use utoipa::ToSchema;
 
 use super::{
     check_count, check_response,
-    embedding::{self, Direction, Options, Texts, TextsOrIds},
+    embedding::{self, Direction, Options, Outputs, Texts, TextsOrIds},
     fields::{object, optional_choice, optional_object},
     large_response,
     nested::{Nested, list},
     ranking::{self, descending},
-    response, response_of_size,
+    response, response_of_size, with_truncated,
 };
 use crate::{
     Models,
@@ -37,8 +37,8 @@ pub struct EmbedRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -80,7 +80,7 @@ pub async fn embed(
     let found = embedding::find(&models, model.as_deref())?;
     let normalize = Some(normalize.unwrap_or(true));
     let options = Options {
-        truncate,
+        truncate: truncate.unwrap_or(true),
         truncation_direction,
         prompt_name,
         normalize,
@@ -91,7 +91,8 @@ pub async fn embed(
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
     let values = texts * embedded.values.first().map_or(0, Vec::len);
-    Ok(response_of_size(&models, &embedded.values, computed, values))
+    let response = response_of_size(&models, &embedded.values, computed, values);
+    Ok(with_truncated(response, embedded.truncated))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -101,8 +102,8 @@ pub struct EmbedAllRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -128,13 +129,14 @@ pub async fn embed_all(
     let EmbedAllRequest { model, inputs, truncate, truncation_direction, prompt_name } =
         request.value;
     let found = embedding::find(&models, model.as_deref())?;
+    let truncate = truncate.unwrap_or(true);
     let options = Options { truncate, truncation_direction, prompt_name, ..Options::new("inputs") };
     let embedded = embedding::states(&models, &found, inputs, options).await?;
     let width = embedding::hidden_size(&found.model);
     let rows: Vec<Vec<&[f32]>> =
         embedded.values.iter().map(|states| states.chunks(width).collect()).collect();
     let computed = Computed { model: found.name, texts: rows.len(), tokens: embedded.tokens };
-    Ok(large_response(&models, &rows, computed))
+    Ok(with_truncated(large_response(&models, &rows, computed), embedded.truncated))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -144,8 +146,8 @@ pub struct PredictRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: PredictInputs,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -250,10 +252,11 @@ pub async fn predict(
     check_response(values, "inputs")?;
     let length = |(first, second): &Pair| first.len() + second.as_ref().map_or(0, String::len);
     let name_of = |index| format!("text or pair {index}");
+    let truncate = truncate.unwrap_or(true);
     let options = Options { name_of, truncate, truncation_direction, ..Options::new("inputs") };
     let pairs = Arc::new(pairs);
     let logits = ranking::logits(&models, &found, pairs, length, options, tokenize_mixed);
-    let (logits, tokens) = logits.await?;
+    let Outputs { values: logits, tokens, truncated } = logits.await?;
     let scores = match raw_scores {
         Some(true) => logits,
         Some(false) | None => found.pipeline.label_scores(logits),
@@ -269,7 +272,8 @@ pub async fn predict(
         false => Predictions::Many(all),
     };
     let computed = Computed { model: found.name, texts, tokens };
-    Ok(response_of_size(&models, &body, computed, values.max(tokens)))
+    let response = response_of_size(&models, &body, computed, values.max(tokens));
+    Ok(with_truncated(response, truncated))
 }
 
 /// The tokens of texts and pairs, in their order.
@@ -306,8 +310,8 @@ pub struct RankRequest {
     #[schema(min_items = 1)]
     #[serde(deserialize_with = "list")]
     texts: Vec<String>,
-    /// Truncate pairs that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate pairs that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -358,6 +362,7 @@ pub async fn rerank(
     let texts = Arc::new(texts);
     let returned = (return_text == Some(true)).then(|| texts.clone());
     let (count, raw) = (texts.len(), raw_scores == Some(true));
+    let truncate = truncate.unwrap_or(true);
     let options = Options { truncate, truncation_direction, ..Options::new("texts") };
     let scored = ranking::score_documents(&models, &found, query, texts, options, raw).await?;
     let rank = |index: usize| {
@@ -366,7 +371,7 @@ pub async fn rerank(
     };
     let body: Vec<Rank> = descending(&scored.scores).into_iter().map(rank).collect();
     let computed = Computed { model: found.name, texts: count, tokens: scored.tokens };
-    Ok(response(&models, &body, computed))
+    Ok(with_truncated(response(&models, &body, computed), scored.truncated))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -393,8 +398,8 @@ struct SimilarityInputs {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct SimilarityParameters {
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -436,7 +441,7 @@ pub async fn similarity(
     };
     let options = Options {
         name_of,
-        truncate,
+        truncate: truncate.unwrap_or(true),
         truncation_direction,
         prompt_name,
         normalize,
@@ -451,7 +456,7 @@ pub async fn similarity(
     };
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
-    Ok(response(&models, &cosines, computed))
+    Ok(with_truncated(response(&models, &cosines, computed), embedded.truncated))
 }
 
 /// The cosine of two vectors of length 1, summed in f64. The values of the vectors are rounded to
