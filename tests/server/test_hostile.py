@@ -185,7 +185,7 @@ class TestBodies:
         response = hostile.client.post(
             path, content=body.format(value), headers={"content-type": "application/json"}
         )
-        if value == "null" and response.status_code == 200 and "[" not in body:
+        if value in ("null", "{}") and response.status_code == 200 and "[" not in body:
             return  # as if the field were absent
         if path == "/decode" and value == "[16]" and response.status_code == 200:
             return  # a list of lists

@@ -67,6 +67,13 @@ class TestEmbed:
         assert response["usage"]["prompt_tokens"] == 8 + MAX_TOKENS
         assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
 
+    def test_encoding_format_is_float(self, server):
+        body = {"inputs": TEXTS, "encoding_format": "float"}
+        assert_same_bits(server.json("/embed", body), bert_embed(TEXTS))
+        response = server.post("/embed", body | {"encoding_format": "base64"})
+        assert_error(response, 422)
+        assert response.json()["error"].startswith("encoding_format is unknown: expected `float`")
+
     def test_normalize_false_gives_vectors_that_are_not_normalised(self, server):
         vectors = f32(server.json("/embed", {"inputs": TEXTS, "normalize": False}))
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -181,6 +188,31 @@ class TestPredict:
         server = serve("--model", MODELS["sequence"])
         assert_same_json(server.json("/", {"inputs": LETTERS[0]}), self.expected(LETTERS[0]))
 
+    def test_top_k_keeps_the_labels_with_the_highest_scores(self, models):
+        expected = self.expected(LETTERS[0])
+        for k in (1, 2, 3, 100):
+            body = {"inputs": LETTERS[0], "parameters": {"top_k": k}}
+            assert_same_json(models.json("/predict", body), expected[:k])
+        body = {"inputs": LETTERS[0], "parameters": {"top_k": 0}}
+        assert_error(models.post("/predict", body), 400)
+
+    def test_function_to_apply_replaces_the_function_of_the_model(self, models):
+        body = {"inputs": [[text] for text in LETTERS]}
+        scores = lambda function, **fields: models.json(
+            "/predict", body | {"parameters": {"function_to_apply": function}} | fields
+        )
+        raw = models.json("/predict", body | {"raw_scores": True})
+        assert_same_json(scores("none"), raw)
+        assert_same_json(scores("none", raw_scores=True), raw)
+        assert_same_json(scores("softmax"), models.json("/predict", body))  # the model's function
+        for found, logits in zip(scores("sigmoid"), raw, strict=True):
+            assert [element["label"] for element in found] == [e["label"] for e in logits]
+            expected = [1 / (1 + np.exp(-element["score"])) for element in logits]
+            # This test computes in f64.
+            assert np.abs(np.array([e["score"] for e in found]) - expected).max() < 1e-6
+        contradiction = {"raw_scores": True, "parameters": {"function_to_apply": "softmax"}}
+        assert_error(models.post("/predict", body | contradiction), 400)
+
     def test_long_texts_are_truncated_unless_truncate_is_false(self, models):
         found = models.json("/predict", {"inputs": LONG_LETTERS})
         assert_same_json(found, self.expected(LONG_LETTERS))
@@ -211,6 +243,13 @@ class TestRerank:
         assert [element["index"] for element in found] == [row["document"] - 1 for row in rows]
         logits = np.array([element["score"] for element in found])
         assert np.abs(1 / (1 + np.exp(-logits)) - [row["score"] for row in rows]).max() < 1e-6
+
+    def test_top_n_keeps_the_best_results(self, models):
+        body = {"query": "bad", "texts": LETTERS}
+        expected = models.json("/rerank", body)
+        for n in (1, 2, 4, 100):
+            assert_same_json(models.json("/rerank", body | {"top_n": n}), expected[:n])
+        assert_error(models.post("/rerank", body | {"top_n": 0}), 400)
 
     def test_long_texts_are_truncated_unless_truncate_is_false(self, models):
         body = {"query": "bad", "texts": [LONG_LETTERS, "x"]}
@@ -352,7 +391,11 @@ ERRORS = [
     ("/similarity", {"inputs": ["a", ["b"]]}, 422, "tei"),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": [True]},
      422, "tei"),
-    ("/predict", {"inputs": "a", "parameters": []}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": ["a"]}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": {"top_k": "2"}}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": {"function_to_apply": "relu"}}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": {"max_length": 20}}, 422, "tei"),
+    ("/embed", {"inputs": "a", "options": {"dimensions": 20}}, 422, "tei"),
     ("/tokenize", {"inputs": [["a"]]}, 422, "tei"),
     ("/decode", {"ids": "a"}, 422, "tei"),
     ("/classify", {"inputs": 1}, 422, "tei"),
@@ -423,12 +466,13 @@ ERRORS = [
 # Path, body, optional fields.
 OPTIONAL = [
     ("/embed", {"inputs": "a"},
-     ["model", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"]),
+     ["model", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions",
+      "encoding_format"]),
     ("/embed_all", {"inputs": "a"}, ["model", "truncate", "truncation_direction", "prompt_name"]),
     ("/predict", {"inputs": "a"},
      ["model", "truncate", "truncation_direction", "raw_scores", "parameters"]),
     ("/rerank", {"query": "a", "texts": ["b"]},
-     ["model", "truncate", "truncation_direction", "raw_scores", "return_text"]),
+     ["model", "truncate", "truncation_direction", "raw_scores", "return_text", "top_n"]),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
      ["model", "parameters"]),
     ("/tokenize", {"inputs": "a"}, ["model", "add_special_tokens", "prompt_name"]),
@@ -437,14 +481,33 @@ OPTIONAL = [
     ("/answer", {"inputs": "a", "question": "b"}, ["model", "top"]),
     ("/fill_mask", {"inputs": "a [MASK]"}, ["model", "top"]),
     ("/attention", {"inputs": "a"}, ["model", "pair", "layer", "head", "format"]),
-    ("/v1/embeddings", {"model": MINILM, "input": "a"}, ["encoding_format", "dimensions", "user"]),
+    ("/v1/embeddings", {"input": "a"}, ["model", "encoding_format", "dimensions"]),
+    ("/v2/rerank", {"query": "a", "documents": ["b"]},
+     ["model", "top_n", "return_documents", "max_tokens_per_doc", "max_chunks_per_doc",
+      "rank_fields", "relevant_spans"]),
 ]
 
 
+@pytest.mark.parametrize("value", [None, "", [], {}], ids=str)
 @pytest.mark.parametrize("path, body, fields", OPTIONAL, ids=[path for path, *_ in OPTIONAL])
-def test_null_in_an_optional_field_means_the_default(models, path, body, fields):
-    expected = models.json(path, body)
-    assert_same_json(models.json(path, body | dict.fromkeys(fields)), expected)
+def test_a_field_without_a_value_is_ignored(models, path, body, fields, value):
+    without_id = lambda response: {**response, "id": None} if "results" in response else response
+    expected = without_id(models.json(path, body))
+    empty = dict.fromkeys([*fields, "no_such_field"], value)
+    assert_same_json(without_id(models.json(path, empty | body)), expected)
+    assert_same_json(without_id(models.json(path, body | empty)), expected)
+
+
+@pytest.mark.parametrize("path, body, fields", OPTIONAL, ids=[path for path, *_ in OPTIONAL])
+def test_a_field_without_effect_is_ignored_and_another_is_refused_by_name(models, path, body, fields):
+    ignored = {
+        "user": "u", "priority": 2, "options": {"wait_for_model": True, "use_cache": False},
+    }
+    assert models.post(path, body | ignored).status_code == 200
+    for field, value in (("no_such_field", 0), ("no_such_field", False), ("options", {"n": 1})):
+        response = models.post(path, body | {field: value})
+        assert response.status_code == (400 if path.startswith(("/v1", "/v2")) else 422)
+        assert f"{field} is an unknown field: expected " in response.text, response.text
 
 
 TRUNCATED = [

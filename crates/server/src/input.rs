@@ -29,6 +29,7 @@ use tokio::{
 
 use crate::{
     Models,
+    api::fields::Object,
     failure::{Failure, Kind},
 };
 
@@ -54,7 +55,8 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
         let (body, bytes) = receive(request, models).await?;
-        Ok(Self { value: parse(&body)?, _bytes: bytes })
+        let Object(value) = parse(&body)?;
+        Ok(Self { value, _bytes: bytes })
     }
 }
 
@@ -80,7 +82,8 @@ impl<T> Partial<T> {
     /// # Errors
     /// [`Kind::Field`] if a field is missing or unknown, or has the wrong type.
     pub fn parse<U: DeserializeOwned>(self) -> Result<Input<U>, Failure> {
-        Ok(Input { value: parse(&self.body)?, _bytes: self.bytes })
+        let Object(value) = parse(&self.body)?;
+        Ok(Input { value, _bytes: self.bytes })
     }
 }
 
@@ -491,7 +494,7 @@ mod tests {
                 "in.ids[1] is invalid: expected a whole number \
                                                      from 0 to 4294967295, got integer `-1`",
             ),
-            (b"{\"top\": 1, \"in\": {}}", "in lacks the field `ids`"),
+            (b"{\"top\": 1, \"in\": {\"a\": null}}", "in lacks the field `ids`"),
             (b"{\"top\": 1, \"top\": 1}", "the body has the field `top` twice"),
             (
                 b"{\"top\": 1, \"other\": 2}",
@@ -501,7 +504,7 @@ mod tests {
             (b"{}", "the body lacks the field `top`"),
         ];
         for (body, message) in cases {
-            let failure = parse::<Body>(body).err().unwrap();
+            let failure = parse::<Object<Body>>(body).err().unwrap();
             assert_eq!((failure.kind(), failure.message()), (Kind::Field, message));
         }
     }
@@ -526,7 +529,7 @@ mod tests {
             (b"{\"top\": 1e400}", "top is out of range: "),
         ];
         for (body, message) in cases {
-            let failure = parse::<Body>(body).err().unwrap();
+            let failure = parse::<Object<Body>>(body).err().unwrap();
             assert_eq!(failure.kind(), Kind::Invalid, "{}", failure.message());
             assert!(failure.message().starts_with(message), "{}", failure.message());
         }

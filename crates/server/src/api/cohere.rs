@@ -10,7 +10,9 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
+    check_top,
     embedding::Options,
+    fields::{optional_choice, optional_object},
     nested::{TextOrObject, list},
     ranking::{self, descending, refuse},
     response, with_truncated,
@@ -50,7 +52,27 @@ pub struct RerankRequest {
     /// Not supported: documents have one field, `text`
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>)]
-    rank_fields: Option<Vec<IgnoredAny>>,
+    rank_fields: Option<IgnoredAny>,
+    /// Not supported: the mode must be `disabled`
+    #[serde(default, rename = "relevant_spans", deserialize_with = "optional_object")]
+    _relevant_spans: Option<RelevantSpans>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct RelevantSpans {
+    #[serde(default, rename = "mode", deserialize_with = "optional_choice")]
+    _mode: Option<SpansMode>,
+    #[serde(default, rename = "threshold")]
+    _threshold: Option<f64>,
+    #[serde(default, rename = "max_spans")]
+    _max_spans: Option<usize>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum SpansMode {
+    Disabled,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -178,6 +200,7 @@ async fn rerank(
         max_tokens_per_doc,
         max_chunks_per_doc,
         rank_fields,
+        ..
     } = request.value;
     let found = ranking::find_ranker(&models, models.unless_single(model.as_deref())?)?;
     let max = found.model.max_input_length();
@@ -194,9 +217,7 @@ async fn rerank(
         return Err(Failure::invalid("max_chunks_per_doc", message));
     }
     refuse(rank_fields, "rank_fields", "expected documents with one field, text")?;
-    if top_n == Some(0) {
-        return Err(Failure::invalid("top_n", "top_n is 0: expected at least 1"));
-    }
+    check_top("top_n", top_n)?;
     let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
     let documents = Arc::new(documents);
     let returned = (return_documents == Some(true)).then(|| documents.clone());
@@ -209,7 +230,7 @@ async fn rerank(
         relevance_score: scored.scores[index],
         document: returned.as_ref().map(|all| TextObject { text: all[index].clone() }),
     };
-    let best = descending(&scored.scores).into_iter().take(top_n.unwrap_or(usize::MAX));
+    let best = descending(&scored.scores).into_iter().take(top_n.unwrap_or(texts));
     let tokens = scored.tokens;
     let body = RerankResponse {
         id: Uuid::new_v4().to_string(),

@@ -213,6 +213,15 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
     Ok(())
 }
 
+/// # Errors
+/// [`Kind::Invalid`] if the field, a number of results, is 0.
+fn check_top(field: &str, top: Option<usize>) -> Result<(), Failure> {
+    match top {
+        Some(0) => Err(Failure::invalid(field, format!("{field} is 0: expected at least 1"))),
+        _ => Ok(()),
+    }
+}
+
 /// Number of tokens, or of values, above which serialising the response takes milliseconds,
 /// which would delay the other async tasks of the thread.
 const LARGE_RESPONSE: usize = 4096;

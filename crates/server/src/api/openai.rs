@@ -38,9 +38,6 @@ pub struct EmbeddingsRequest {
     #[serde(default)]
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
-    /// Ignored
-    #[serde(default, rename = "user")]
-    _user: Option<String>,
 }
 
 #[derive(Clone, Copy, Deserialize, PartialEq, ToSchema)]
@@ -100,7 +97,7 @@ pub async fn embeddings(
     State(models): State<Models>,
     request: Input<EmbeddingsRequest>,
 ) -> Result<Response, Failure> {
-    let EmbeddingsRequest { model, input, encoding_format, dimensions, _user } = request.value;
+    let EmbeddingsRequest { model, input, encoding_format, dimensions } = request.value;
     let found = embedding::find(&models, models.unless_single(model.as_deref())?)?;
     let truncate = models.limits().auto_truncate;
     let options = Options { dimensions, truncate, ..Options::new("input") };

@@ -8,12 +8,12 @@ use std::sync::{
 };
 
 use axum::{extract::State, response::Response};
-use encoder::{Prompt, TextClassifier, Tokens};
+use encoder::{LogitActivation, Prompt, TextClassifier, Tokens};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    check_count, check_response,
+    check_count, check_response, check_top,
     embedding::{self, Direction, Options, Outputs, Texts, TextsOrIds},
     fields::{object, optional_choice, optional_object},
     large_response,
@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     Models,
+    engine::Values,
     failure::{Failure, Kind, TeiFailures},
     input::{FieldType, Input, Partial},
     model::Task,
@@ -54,6 +55,15 @@ pub struct EmbedRequest {
     #[serde(default)]
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
+    /// Format of the vectors: lists of numbers
+    #[serde(default, rename = "encoding_format", deserialize_with = "optional_choice")]
+    _encoding_format: Option<OnlyFloat>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum OnlyFloat {
+    Float,
 }
 
 /// Compute the embeddings of texts
@@ -76,6 +86,7 @@ pub async fn embed(
         prompt_name,
         normalize,
         dimensions,
+        ..
     } = request.value;
     let found = embedding::find(&models, model.as_deref())?;
     let normalize = Some(normalize.unwrap_or(true));
@@ -156,14 +167,41 @@ pub struct PredictRequest {
     /// Return logits instead of scores [default: false]
     #[serde(default)]
     raw_scores: Option<bool>,
-    /// An empty object, which clients of Hugging Face send; it has no effect
-    #[serde(default, rename = "parameters", deserialize_with = "optional_object")]
-    _parameters: Option<NoParameters>,
+    #[serde(default, deserialize_with = "optional_object")]
+    parameters: Option<PredictParameters>,
 }
 
-#[derive(Deserialize, ToSchema)]
+/// The parameters of Hugging Face's task text-classification.
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NoParameters {}
+struct PredictParameters {
+    /// Number of labels per text or pair, those with the highest scores [default: all]
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    top_k: Option<usize>,
+    /// Function from logits to scores [default: that of the model's files]
+    #[serde(default, deserialize_with = "optional_choice")]
+    function_to_apply: Option<Function>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Function {
+    Sigmoid,
+    Softmax,
+    /// The scores are the logits, as with `raw_scores`
+    None,
+}
+
+impl From<Function> for LogitActivation {
+    fn from(function: Function) -> Self {
+        match function {
+            Function::Sigmoid => Self::Sigmoid,
+            Function::Softmax => Self::Softmax,
+            Function::None => Self::Identity,
+        }
+    }
+}
 
 #[derive(Deserialize, ToSchema)]
 #[serde(untagged, try_from = "Nested")]
@@ -237,8 +275,19 @@ pub async fn predict(
     State(models): State<Models>,
     request: Input<PredictRequest>,
 ) -> Result<Response, Failure> {
-    let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores, .. } =
+    let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores, parameters } =
         request.value;
+    let PredictParameters { top_k, function_to_apply } = parameters.unwrap_or_default();
+    check_top("parameters.top_k", top_k)?;
+    let function = match (raw_scores, function_to_apply) {
+        (Some(true), None | Some(Function::None)) => Some(LogitActivation::Identity),
+        (Some(true), Some(_)) => {
+            let message =
+                "parameters.function_to_apply is wrong: expected none, because raw_scores is true";
+            return Err(Failure::invalid("parameters.function_to_apply", message));
+        }
+        (Some(false) | None, function) => function.map(LogitActivation::from),
+    };
     let found = ranking::find(&models, model.as_deref())?;
     let (pairs, is_one): (Vec<Pair>, bool) = match inputs {
         PredictInputs::Text(text) => (vec![(text, None)], true),
@@ -257,14 +306,15 @@ pub async fn predict(
     let pairs = Arc::new(pairs);
     let logits = ranking::logits(&models, &found, pairs, length, options, tokenize_mixed);
     let Outputs { values: logits, tokens, truncated } = logits.await?;
-    let scores = match raw_scores {
-        Some(true) => logits,
-        Some(false) | None => found.pipeline.label_scores(logits),
+    let scores: Values = match function {
+        Some(function) => logits.into_iter().map(|logits| function.apply(logits)).collect(),
+        None => found.pipeline.label_scores(logits),
     };
     let labels = found.pipeline.labels().names();
+    let count = top_k.unwrap_or(labels.len());
     let of_text = |scores: Vec<f32>| {
         let prediction = |i: usize| Prediction { score: scores[i], label: labels[i].clone() };
-        descending(&scores).into_iter().map(prediction).collect()
+        descending(&scores).into_iter().take(count).map(prediction).collect()
     };
     let mut all: Vec<Vec<Prediction>> = scores.into_iter().map(of_text).collect();
     let body = match is_one {
@@ -323,6 +373,10 @@ pub struct RankRequest {
     /// Return the texts [default: false]
     #[serde(default)]
     return_text: Option<bool>,
+    /// Number of results [default: all]
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    top_n: Option<usize>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -357,7 +411,9 @@ pub async fn rerank(
         truncation_direction,
         raw_scores,
         return_text,
+        top_n,
     } = request.value;
+    check_top("top_n", top_n)?;
     let found = ranking::find_ranker(&models, model.as_deref())?;
     let texts = Arc::new(texts);
     let returned = (return_text == Some(true)).then(|| texts.clone());
@@ -369,7 +425,8 @@ pub async fn rerank(
         let text = returned.as_ref().map(|all| all[index].clone());
         Rank { index, score: scored.scores[index], text }
     };
-    let body: Vec<Rank> = descending(&scored.scores).into_iter().map(rank).collect();
+    let best = descending(&scored.scores).into_iter().take(top_n.unwrap_or(count));
+    let body: Vec<Rank> = best.map(rank).collect();
     let computed = Computed { model: found.name, texts: count, tokens: scored.tokens };
     Ok(with_truncated(response(&models, &body, computed), scored.truncated))
 }
@@ -676,7 +733,8 @@ pub async fn any(
     request: Partial<Fields>,
 ) -> Result<Response, Failure> {
     let Fields { model, inputs, query } = &request.fields;
-    let (name, model) = models.any(model.as_deref())?;
+    // As for every optional field, an empty name is no name.
+    let (name, model) = models.any(model.as_deref().filter(|name| !name.is_empty()))?;
     let (has_object, has_query) = (*inputs == FieldType::Object, *query != FieldType::Null);
     // Without the field `model`, the route that is called would choose its own default model.
     let own_name = Some(name.clone());
