@@ -1,6 +1,10 @@
 """The client libraries of other services receive from `bert serve` the numbers that the commands
 print, bit for bit as f32. Similarities are compared with the cosines of the vectors that
-`bert embed` prints, with a tolerance of 1e-6."""
+`bert embed` prints, with a tolerance of 1e-6.
+
+docs/server.md lists the fields that each client sends. Clients with large or conflicting
+dependencies are not installed; their tests send the bodies that their sources build, and name the
+versions."""
 
 import asyncio
 import json
@@ -20,7 +24,10 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.openai import OpenAIEmbedding
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+from llama_index.postprocessor.tei_rerank import TextEmbeddingInference as TeiRerank
 
 TEXTS = [
     "A man is eating food.",
@@ -128,13 +135,20 @@ class TestOpenAi:
             assert_same_bits([data.embedding for data in response.data], expected, name)
             assert response.model == name
 
-    def test_an_unknown_model_is_not_found(self, server):
-        client = openai_client(server)
+    def test_an_unknown_model_is_not_found_if_there_are_several(self, models):
+        client = openai_client(models)
         with pytest.raises(openai.NotFoundError) as error:
             client.embeddings.create(model="no-such-model", input="x")
         assert "no-such-model" in error.value.message
+        assert error.value.code == "model_not_found"
+
+    def test_a_server_with_one_model_ignores_the_name(self, server, vectors):
+        client = openai_client(server)
+        response = client.embeddings.create(model="text-embedding-3-small", input=TEXTS)
+        assert_same_bits([data.embedding for data in response.data], vectors)
+        assert response.model == MINILM
         with pytest.raises(openai.NotFoundError):
-            client.models.retrieve("no-such-model")
+            client.models.retrieve("text-embedding-3-small")
 
     def test_invalid_requests_are_bad_requests(self, server):
         client = openai_client(server)
@@ -152,8 +166,13 @@ class TestOpenAi:
                 pytest.fail(f"accepted {shorten(str(arguments))}")
             assert error.value.message
 
-    def test_the_model_is_required(self, server):
-        assert_error(server.post("/v1/embeddings", {"input": "x"}), 400, "openai")
+    def test_the_default_is_the_first_embedding_model(self, serve):
+        server = serve(*(f"--model={name}={MODELS[name]}" for name in ("tagger", "sentences")))
+        expected = bert_embed(LETTERS, "--model", MODELS["sentences"])
+        for body in ({"input": LETTERS}, {"input": LETTERS, "model": ""}):
+            response = server.json("/v1/embeddings", body)
+            assert_same_bits([data["embedding"] for data in response["data"]], expected)
+            assert response["model"] == "sentences"
 
     def test_a_wrong_key_is_refused_and_a_right_one_accepted(self, keyed, vectors):
         for key in ("wrong", KEYS[0][:-1], KEYS[0] + "x"):
@@ -187,9 +206,13 @@ class TestHuggingFaceHub:
         client = InferenceClient(f"{models.url}/embed")
         long = "a " * 500
         found = client.feature_extraction(
-            [TEXTS[0], long], truncate=True, truncation_direction="right", normalize=True, dimensions=64
+            [TEXTS[0], long], truncate=True, truncation_direction="right", normalize=True,
+            dimensions=64, encoding_format="float",
         )
         assert_same_bits(found, bert_embed([TEXTS[0], long], "--dimensions", "64"))
+        with pytest.raises(HfHubHTTPError) as error:
+            client.feature_extraction(TEXTS, encoding_format="base64")
+        assert "encoding_format is unknown: expected `float`" in error.value.response.text
 
     def test_feature_extraction_with_a_prompt(self, serve):
         folder = MODELS["sentences"]
@@ -210,10 +233,27 @@ class TestHuggingFaceHub:
     def test_text_classification(self, models):
         # The client sends {"inputs": TEXT, "parameters": {}} and returns the first element.
         client = InferenceClient(f"{models.url}/predict")
-        found = client.text_classification(LETTERS[0])
         [expected] = bert("classify", "--model", MODELS["sequence"], LETTERS[0])
-        assert found.label == expected["label"]
-        assert f32(found.score) == f32(expected["score"])
+        for options in ({}, {"top_k": 1}, {"top_k": 2, "function_to_apply": "softmax"}):
+            found = client.text_classification(LETTERS[0], **options)
+            assert found.label == expected["label"]
+            assert f32(found.score) == f32(expected["score"])
+        [best, *_] = models.json("/predict", {"inputs": LETTERS[0], "raw_scores": True})
+        found = client.text_classification(LETTERS[0], function_to_apply="none")
+        assert f32(found.score) == f32(best["score"])
+
+    def test_options_that_cannot_change_the_result_are_ignored(self, models):
+        # langchain-community 0.4.1, HuggingFaceInferenceAPIEmbeddings; older versions of this client.
+        options = {"wait_for_model": True, "use_cache": True}
+        for path, body in (
+            ("/embed", {"inputs": LETTERS}),
+            ("/", {"inputs": LETTERS}),
+            ("/predict", {"inputs": LETTERS[0]}),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": LETTERS}}),
+        ):
+            expected = models.json(path, body)
+            for ignored in ({"options": options}, {"options": {}, "parameters": {}}):
+                assert_same_json(models.json(path, body | ignored), expected)
 
     def test_a_token_is_an_api_key(self, keyed, vectors):
         client = InferenceClient(keyed.url, token=KEYS[0])
@@ -268,6 +308,25 @@ class TestLlamaIndex:
         )
         expected = bert_embed(TEXTS, "--dimensions", "32")
         assert_same_bits(embedding.get_text_embedding_batch(TEXTS), expected)
+
+
+    def test_vectors_of_the_client_of_tei(self, server, vectors):
+        # The client sends {"inputs", "truncate"}.
+        embedding = TextEmbeddingsInference(model_name="x", base_url=server.url)
+        assert_same_bits(embedding.get_text_embedding_batch(TEXTS), vectors)
+        assert_same_bits(embedding.get_query_embedding(TEXTS[0]), vectors[0])
+        assert_same_bits(asyncio.run(embedding.aget_text_embedding(TEXTS[1])), vectors[1])
+
+    def test_the_reranker_of_tei_ranks_long_texts(self, models):
+        # The client sends {"query", "texts"}, and selects the best results itself.
+        texts = [*LETTERS, "a bad cab " * 200]
+        rows = bert("rerank", "--model", MODELS["ranker"], "--query", QUERY, *texts)
+        nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in texts]
+        reranker = TeiRerank(base_url=models.url, top_n=3)
+        found = reranker.postprocess_nodes(nodes, query_bundle=QueryBundle(QUERY))
+        assert [(node.text, f32(node.score)) for node in found] == [
+            (row["text"], f32(row["score"])) for row in rows[:3]
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -340,6 +399,22 @@ class TestCohere:
         response = one.rerank(query=QUERY, documents=LETTERS, max_chunks_per_doc=1)
         assert_ranked(response.results, ranked)
 
+    def test_priority_and_disabled_spans_are_ignored(self, models, ranked):
+        client = cohere.ClientV2("unused", base_url=models.url)
+        spans = cohere.RerankRelevantSpans(mode="disabled", threshold=0.1, max_spans=3)
+        rerank = lambda **options: client.rerank(
+            model="ranker", query=QUERY, documents=LETTERS, **options
+        )
+        assert_ranked(rerank(priority=5, relevant_spans=spans).results, ranked)
+        with pytest.raises(cohere.BadRequestError) as error:
+            rerank(relevant_spans=cohere.RerankRelevantSpans(mode="enabled"))
+        assert error.value.body["message"].startswith("relevant_spans.mode is unknown: expected `disabled`")
+
+    def test_a_server_with_one_model_ignores_the_name(self, serve, ranked):
+        client = cohere.ClientV2("unused", base_url=serve("--model", MODELS["ranker"]).url)
+        response = client.rerank(model="rerank-v3.5", query=QUERY, documents=LETTERS)
+        assert_ranked(response.results, ranked)
+
     def test_errors(self, models, keyed):
         client = cohere.ClientV2("unused", base_url=models.url)
         with pytest.raises(cohere.NotFoundError) as error:
@@ -371,6 +446,58 @@ class TestJina:
             assert result["document"] == {"text": expected["text"]}
         assert response["model"] == "ranker"
         assert response["usage"]["total_tokens"] > 0
+
+
+class TestLiteLlm:
+    """The bodies that LiteLLM 1.110.2 sends."""
+
+    @pytest.mark.parametrize("top_n", [None, 2])
+    @pytest.mark.parametrize("return_documents", [True, False])
+    def test_rerank_of_the_provider_huggingface(self, models, ranked, top_n, return_documents):
+        body = {"raw_scores": False, "truncation_direction": "Right", "query": QUERY}
+        body |= {"top_n": top_n} if top_n else {}
+        body |= {"texts": LETTERS, "return_text": return_documents}
+        found = models.json("/rerank", body)
+        for result, expected in zip(found, ranked[:top_n], strict=True):
+            assert result["index"] == expected["document"] - 1
+            assert f32(result["score"]) == f32(expected["score"])
+            assert result.get("text") == (expected["text"] if return_documents else None)
+
+    @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+    def test_rerank_of_the_other_providers(self, models, ranked, path):
+        # cohere: /v2/rerank; jina_ai and hosted_vllm: /v1/rerank.
+        body = {"model": "ranker", "query": QUERY, "top_n": 2, "documents": LETTERS}
+        found = models.json(path, body | {"return_documents": True})["results"]
+        for result, expected in zip(found, ranked[:2], strict=True):
+            assert result["index"] == expected["document"] - 1
+            assert f32(result["relevance_score"]) == f32(expected["score"])
+
+    def test_embeddings(self, server, vectors):
+        body = {"inputs": TEXTS, "options": {"wait_for_model": True}, "truncate": True}
+        assert_same_bits(server.json("/embed", body), vectors)
+        found = server.json("/v1/embeddings", {"model": "m", "input": TEXTS})
+        assert_same_bits([data["embedding"] for data in found["data"]], vectors)
+
+
+class TestHaystack:
+    """The bodies of huggingface-api-haystack 3.1.0 and jina-haystack 2.0.1. The latter's are those
+    of LlamaIndex's (0.6.0) and LangChain's (langchain-community 0.4.1) rerankers for Jina, too."""
+
+    @pytest.mark.parametrize("options", [{}, {"truncate": True, "truncation_direction": "Left"}])
+    def test_rerank_of_tei(self, models, ranked, options):
+        body = {"query": QUERY, "texts": LETTERS, "raw_scores": False}
+        found = models.json("/rerank", body | options)
+        assert [(element["index"], f32(element["score"])) for element in found] == [
+            (row["document"] - 1, f32(row["score"])) for row in ranked
+        ]
+
+    @pytest.mark.parametrize("top_n", [None, 2])
+    def test_rerank_of_jina(self, models, ranked, top_n):
+        body = {"query": QUERY, "documents": LETTERS, "model": "ranker", "top_n": top_n}
+        found = models.json("/v1/rerank", body)["results"]
+        assert [(element["index"], f32(element["relevance_score"])) for element in found] == [
+            (row["document"] - 1, f32(row["score"])) for row in ranked[:top_n]
+        ]
 
 
 class TestCommands:

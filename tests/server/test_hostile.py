@@ -185,7 +185,7 @@ class TestBodies:
         response = hostile.client.post(
             path, content=body.format(value), headers={"content-type": "application/json"}
         )
-        if value == "null" and response.status_code == 200 and "[" not in body:
+        if value in ("null", "{}") and response.status_code == 200 and "[" not in body:
             return  # as if the field were absent
         if path == "/decode" and value == "[16]" and response.status_code == 200:
             return  # a list of lists
@@ -238,7 +238,7 @@ class TestBodies:
             assert response is not None and response.status == status, (path, response)
             assert b"a list has more than 2097152 elements" in response.body, response.body
 
-    def test_a_long_text_without_truncate_is_refused_quickly(self, hostile):
+    def test_a_text_of_more_than_1_mib_is_refused_quickly(self, hostile):
         for text in ("a" * 15 * MIB, "a " * 7 * MIB, "é" * 3 * MIB, "\u0000" * 2 * MIB):
             body = json.dumps({"inputs": text}, ensure_ascii=False).encode()
             response, seconds = elapsed(lambda: exchange(hostile, request("/embed", body), 30))

@@ -1,10 +1,9 @@
 """The page `/` and the API reference `/docs` of `bert serve`, in headless Chromium.
 
-The fixture `server` (conftest.py) is a running server with the built-in model, without
-`--auto-truncate` and without API keys. The environment variable `CHROMIUM` names the browser; the
-default is `chromium` or `google-chrome` on the `PATH`. Without a browser, the tests are skipped. If
-the environment variable `PAGE_SCREENSHOTS` names a folder, the tests write screenshots of the pages
-there.
+The fixture `server` (conftest.py) is a running server with the built-in model, without API keys.
+The environment variable `CHROMIUM` names the browser; the default is `chromium` or `google-chrome`
+on the `PATH`. Without a browser, the tests are skipped. If the environment variable
+`PAGE_SCREENSHOTS` names a folder, the tests write screenshots of the pages there.
 """
 
 import json

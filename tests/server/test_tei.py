@@ -40,33 +40,39 @@ class TestEmbed:
         assert_same_bits(server.json("/embed", {"inputs": ids}), expected)
         assert_same_bits(server.json("/embed", {"inputs": ids[0]}), expected[:1])
 
-    def test_long_texts_are_refused_by_default(self, server):
-        assert_error(server.post("/embed", {"inputs": LONG}), 413)
-        assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
-
-    def test_truncate_keeps_the_first_tokens(self, server):
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
         expected = bert_embed([LONG, TEXTS[0]])
-        body = {"inputs": [LONG, TEXTS[0]], "truncate": True}
+        body = {"inputs": [LONG, TEXTS[0]]}
         assert_same_bits(server.json("/embed", body), expected)
-        body["truncation_direction"] = "right"
-        assert_same_bits(server.json("/embed", body), expected)
+        assert_same_bits(server.json("/embed", body | {"truncate": True}), expected)
+        right = server.json("/embed", body | {"truncation_direction": "right"})
+        assert_same_bits(right, expected)
+        assert_error(server.post("/embed", body | {"truncate": False}), 413)
 
     def test_truncation_direction_left_keeps_the_last_tokens(self, server):
         tokens = server.json("/tokenize", {"inputs": LONG})[0]
         first, *content, last = [token["id"] for token in tokens]
         ids = [first, *content[-(MAX_TOKENS - 2) :], last]
-        body = {"inputs": LONG, "truncate": True, "truncation_direction": "left"}
+        body = {"inputs": LONG, "truncation_direction": "left"}
         assert_same_bits(server.json("/embed", body), server.json("/embed", {"inputs": ids}))
 
-    def test_auto_truncate_is_the_default_of_truncate(self, serve):
+    def test_auto_truncate_truncates_the_texts_of_openai(self, server, serve):
+        body = {"model": MINILM, "input": [TEXTS[0], LONG]}
+        refused = server.post("/v1/embeddings", body)
+        assert_error(refused, 400, "openai")
+        assert "text 1 has 502 tokens: expected at most 256" in refused.json()["error"]["message"]
         server = serve("--auto-truncate")
-        expected = bert_embed([LONG])
-        assert_same_bits(server.json("/embed", {"inputs": LONG}), expected)
-        body = {"model": MINILM, "input": LONG}
         response = server.json("/v1/embeddings", body)
-        assert_same_bits([response["data"][0]["embedding"]], expected)
-        assert response["usage"]["prompt_tokens"] == MAX_TOKENS
+        assert_same_bits([data["embedding"] for data in response["data"]], bert_embed(body["input"]))
+        assert response["usage"]["prompt_tokens"] == 8 + MAX_TOKENS
         assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
+
+    def test_encoding_format_is_float(self, server):
+        body = {"inputs": TEXTS, "encoding_format": "float"}
+        assert_same_bits(server.json("/embed", body), bert_embed(TEXTS))
+        response = server.post("/embed", body | {"encoding_format": "base64"})
+        assert_error(response, 422)
+        assert response.json()["error"].startswith("encoding_format is unknown: expected `float`")
 
     def test_normalize_false_gives_vectors_that_are_not_normalised(self, server):
         vectors = f32(server.json("/embed", {"inputs": TEXTS, "normalize": False}))
@@ -140,10 +146,10 @@ class TestEmbedAll:
         # `bert embed` computes the mean in f32, this test in f64.
         assert np.abs(mean / np.linalg.norm(mean) - bert_embed(TEXTS[:1])[0]).max() < 1e-6
 
-    def test_long_texts_are_refused_unless_truncated(self, server):
-        assert_error(server.post("/embed_all", {"inputs": LONG}), 413)
-        [states] = server.json("/embed_all", {"inputs": LONG, "truncate": True})
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
+        [states] = server.json("/embed_all", {"inputs": LONG})
         assert np.shape(states) == (MAX_TOKENS, 384)
+        assert_error(server.post("/embed_all", {"inputs": LONG, "truncate": False}), 413)
 
 
 class TestPredict:
@@ -182,11 +188,36 @@ class TestPredict:
         server = serve("--model", MODELS["sequence"])
         assert_same_json(server.json("/", {"inputs": LETTERS[0]}), self.expected(LETTERS[0]))
 
-    def test_long_texts_are_refused_unless_truncated(self, models):
-        assert_error(models.post("/predict", {"inputs": LONG_LETTERS}), 413)
-        found = models.json("/predict", {"inputs": LONG_LETTERS, "truncate": True})
+    def test_top_k_keeps_the_labels_with_the_highest_scores(self, models):
+        expected = self.expected(LETTERS[0])
+        for k in (1, 2, 3, 100):
+            body = {"inputs": LETTERS[0], "parameters": {"top_k": k}}
+            assert_same_json(models.json("/predict", body), expected[:k])
+        body = {"inputs": LETTERS[0], "parameters": {"top_k": 0}}
+        assert_error(models.post("/predict", body), 400)
+
+    def test_function_to_apply_replaces_the_function_of_the_model(self, models):
+        body = {"inputs": [[text] for text in LETTERS]}
+        scores = lambda function, **fields: models.json(
+            "/predict", body | {"parameters": {"function_to_apply": function}} | fields
+        )
+        raw = models.json("/predict", body | {"raw_scores": True})
+        assert_same_json(scores("none"), raw)
+        assert_same_json(scores("none", raw_scores=True), raw)
+        assert_same_json(scores("softmax"), models.json("/predict", body))  # the model's function
+        for found, logits in zip(scores("sigmoid"), raw, strict=True):
+            assert [element["label"] for element in found] == [e["label"] for e in logits]
+            expected = [1 / (1 + np.exp(-element["score"])) for element in logits]
+            # This test computes in f64.
+            assert np.abs(np.array([e["score"] for e in found]) - expected).max() < 1e-6
+        contradiction = {"raw_scores": True, "parameters": {"function_to_apply": "softmax"}}
+        assert_error(models.post("/predict", body | contradiction), 400)
+
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, models):
+        found = models.json("/predict", {"inputs": LONG_LETTERS})
         assert_same_json(found, self.expected(LONG_LETTERS))
-        right = {"inputs": "a " * 20 + "b " * 20, "truncate": True}
+        assert_error(models.post("/predict", {"inputs": LONG_LETTERS, "truncate": False}), 413)
+        right = {"inputs": "a " * 20 + "b " * 20}
         left = right | {"truncation_direction": "left"}
         assert models.json("/predict", left) != models.json("/predict", right)
 
@@ -213,15 +244,22 @@ class TestRerank:
         logits = np.array([element["score"] for element in found])
         assert np.abs(1 / (1 + np.exp(-logits)) - [row["score"] for row in rows]).max() < 1e-6
 
-    def test_long_texts_are_refused_unless_truncated(self, models):
+    def test_top_n_keeps_the_best_results(self, models):
+        body = {"query": "bad", "texts": LETTERS}
+        expected = models.json("/rerank", body)
+        for n in (1, 2, 4, 100):
+            assert_same_json(models.json("/rerank", body | {"top_n": n}), expected[:n])
+        assert_error(models.post("/rerank", body | {"top_n": 0}), 400)
+
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, models):
         body = {"query": "bad", "texts": [LONG_LETTERS, "x"]}
-        assert_error(models.post("/rerank", body), 413)
-        found = models.json("/rerank", body | {"truncate": True})
+        assert_error(models.post("/rerank", body | {"truncate": False}), 413)
+        found = models.json("/rerank", body)
         rows = self.expected([LONG_LETTERS, "x"])
         assert [(e["index"], f32(e["score"])) for e in found] == [
             (row["document"] - 1, f32(row["score"])) for row in rows
         ]
-        right = {"query": "bad", "texts": ["a " * 20 + "b " * 20], "truncate": True}
+        right = {"query": "bad", "texts": ["a " * 20 + "b " * 20]}
         left = right | {"truncation_direction": "left"}
         assert models.json("/rerank", left) != models.json("/rerank", right)
 
@@ -245,11 +283,11 @@ class TestSimilarity:
         vectors = bert_embed(["a bad cab", *LETTERS], *options).astype(np.float64)
         assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
 
-    def test_long_texts_are_refused_unless_truncated(self, server):
+    def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
         inputs = {"source_sentence": TEXTS[0], "sentences": [LONG]}
-        assert_error(server.post("/similarity", {"inputs": inputs}), 413)
-        body = {"inputs": inputs, "parameters": {"truncate": True}}
-        assert len(server.json("/similarity", body)) == 1
+        assert len(server.json("/similarity", {"inputs": inputs})) == 1
+        body = {"inputs": inputs, "parameters": {"truncate": False}}
+        assert_error(server.post("/similarity", body), 413)
 
 
 class TestTokens:
@@ -320,7 +358,7 @@ class TestInfo:
         assert info["max_client_batch_size"] == 2048
         assert info["max_batch_tokens"] == 512
         assert info["max_concurrent_requests"] == 512
-        assert info["auto_truncate"] is False
+        assert info["auto_truncate"] is True
         assert info["version"]
 
     def test_info_lists_all_models(self, models):
@@ -353,7 +391,11 @@ ERRORS = [
     ("/similarity", {"inputs": ["a", ["b"]]}, 422, "tei"),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": [True]},
      422, "tei"),
-    ("/predict", {"inputs": "a", "parameters": []}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": ["a"]}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": {"top_k": "2"}}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": {"function_to_apply": "relu"}}, 422, "tei"),
+    ("/predict", {"inputs": "a", "parameters": {"max_length": 20}}, 422, "tei"),
+    ("/embed", {"inputs": "a", "options": {"dimensions": 20}}, 422, "tei"),
     ("/tokenize", {"inputs": [["a"]]}, 422, "tei"),
     ("/decode", {"ids": "a"}, 422, "tei"),
     ("/classify", {"inputs": 1}, 422, "tei"),
@@ -424,12 +466,13 @@ ERRORS = [
 # Path, body, optional fields.
 OPTIONAL = [
     ("/embed", {"inputs": "a"},
-     ["model", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"]),
+     ["model", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions",
+      "encoding_format"]),
     ("/embed_all", {"inputs": "a"}, ["model", "truncate", "truncation_direction", "prompt_name"]),
     ("/predict", {"inputs": "a"},
      ["model", "truncate", "truncation_direction", "raw_scores", "parameters"]),
     ("/rerank", {"query": "a", "texts": ["b"]},
-     ["model", "truncate", "truncation_direction", "raw_scores", "return_text"]),
+     ["model", "truncate", "truncation_direction", "raw_scores", "return_text", "top_n"]),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
      ["model", "parameters"]),
     ("/tokenize", {"inputs": "a"}, ["model", "add_special_tokens", "prompt_name"]),
@@ -438,14 +481,90 @@ OPTIONAL = [
     ("/answer", {"inputs": "a", "question": "b"}, ["model", "top"]),
     ("/fill_mask", {"inputs": "a [MASK]"}, ["model", "top"]),
     ("/attention", {"inputs": "a"}, ["model", "pair", "layer", "head", "format"]),
-    ("/v1/embeddings", {"model": MINILM, "input": "a"}, ["encoding_format", "dimensions", "user"]),
+    ("/v1/embeddings", {"input": "a"}, ["model", "encoding_format", "dimensions"]),
+    ("/v2/rerank", {"query": "a", "documents": ["b"]},
+     ["model", "top_n", "return_documents", "max_tokens_per_doc", "max_chunks_per_doc",
+      "rank_fields", "relevant_spans"]),
 ]
 
 
+@pytest.mark.parametrize("value", [None, "", [], {}], ids=str)
 @pytest.mark.parametrize("path, body, fields", OPTIONAL, ids=[path for path, *_ in OPTIONAL])
-def test_null_in_an_optional_field_means_the_default(models, path, body, fields):
-    expected = models.json(path, body)
-    assert_same_json(models.json(path, body | dict.fromkeys(fields)), expected)
+def test_a_field_without_a_value_is_ignored(models, path, body, fields, value):
+    without_id = lambda response: {**response, "id": None} if "results" in response else response
+    expected = without_id(models.json(path, body))
+    empty = dict.fromkeys([*fields, "no_such_field"], value)
+    assert_same_json(without_id(models.json(path, empty | body)), expected)
+    assert_same_json(without_id(models.json(path, body | empty)), expected)
+
+
+@pytest.mark.parametrize("path, body, fields", OPTIONAL, ids=[path for path, *_ in OPTIONAL])
+def test_a_field_without_effect_is_ignored_and_another_is_refused_by_name(models, path, body, fields):
+    ignored = {
+        "user": "u", "priority": 2, "options": {"wait_for_model": True, "use_cache": False},
+    }
+    assert models.post(path, body | ignored).status_code == 200
+    for field, value in (("no_such_field", 0), ("no_such_field", False), ("options", {"n": 1})):
+        response = models.post(path, body | {field: value})
+        assert response.status_code == (400 if path.startswith(("/v1", "/v2")) else 422)
+        assert f"{field} is an unknown field: expected " in response.text, response.text
+
+
+TRUNCATED = [
+    ("/embed", {"inputs": [LONG, "a", LONG]}, 2),
+    ("/embed", {"inputs": "a"}, 0),
+    ("/", {"inputs": LONG}, 1),
+    ("/embed_all", {"inputs": ["a", LONG]}, 1),
+    ("/similarity", {"inputs": {"source_sentence": LONG, "sentences": ["a", LONG]}}, 2),
+    ("/predict", {"inputs": [[LONG_LETTERS], ["a", "b"], ["a", LONG_LETTERS]]}, 2),
+    ("/rerank", {"query": "a", "texts": [LONG_LETTERS, "b"]}, 1),
+    ("/rerank", {"query": LONG_LETTERS, "texts": ["a", "b"]}, 2),
+    ("/v1/rerank", {"query": "a", "documents": ["b", LONG_LETTERS]}, 1),
+    ("/v2/rerank", {"query": "a", "documents": ["b", LONG_LETTERS]}, 1),
+    ("/classify", {"inputs": [LONG_LETTERS, "a"]}, 1),
+    ("/v1/embeddings", {"input": ["a", "b"]}, 0),
+]
+
+
+@pytest.mark.parametrize("path, body, count", TRUNCATED, ids=lambda value: str(value)[:40])
+def test_a_header_has_the_number_of_truncated_texts(models, path, body, count):
+    response = models.post(path, body)
+    assert response.status_code == 200, describe(response)
+    assert response.headers["x-truncated-texts"] == str(count)
+
+
+def test_web_pages_may_read_the_number_of_truncated_texts(serve):
+    server = serve("--cors", "*", "--auto-truncate")
+    body = {"input": [LONG, "a", LONG]}
+    response = server.post("/v1/embeddings", body, headers={"origin": "https://example.org"})
+    assert response.headers["x-truncated-texts"] == "2"
+    assert "x-truncated-texts" in response.headers["access-control-expose-headers"]
+
+
+# A lone surrogate, as Python decodes a byte that is not UTF-8 with "surrogateescape".
+LONE = "\U0001f600 \udcff"
+# Path, body, name of the field in the error.
+SURROGATES = [
+    ("/embed", {"inputs": LONE}, "inputs"),
+    ("/embed", {"inputs": ["a", LONE], "truncate": True}, "inputs[1]"),
+    ("/embed", {"inputs": "a", "prompt_name": LONE}, "prompt_name"),
+    ("/embed", {"inputs": "a", "no_such_field": LONE}, "no_such_field"),
+    ("/", {"inputs": ["a", LONE]}, "inputs[1]"),
+    ("/embed_all", {"inputs": [LONE]}, "inputs[0]"),
+    ("/predict", {"inputs": [["a", LONE]]}, "inputs[0][1]"),
+    ("/rerank", {"query": LONE, "texts": ["a"]}, "query"),
+    ("/rerank", {"query": "a", "texts": ["b", LONE]}, "texts[1]"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", LONE]}},
+     "inputs.sentences[1]"),
+    ("/tokenize", {"inputs": LONE}, "inputs"),
+    ("/classify", {"inputs": LONE}, "inputs"),
+    ("/tag", {"inputs": LONE}, "inputs"),
+    ("/answer", {"inputs": "a", "question": LONE}, "question"),
+    ("/fill_mask", {"inputs": ["[MASK]", LONE]}, "inputs[1]"),
+    ("/attention", {"inputs": "a", "pair": LONE}, "pair"),
+    ("/v1/embeddings", {"input": ["a", LONE]}, "input[1]"),
+    ("/v2/rerank", {"query": "a", "documents": ["b", {"text": LONE}]}, "documents[1].text"),
+]
 
 
 class TestErrors:
@@ -462,6 +581,41 @@ class TestErrors:
         assert_error(response, 422)
         for choice in ("none", "simple", "first", "average", "max"):
             assert f"`{choice}`" in response.json()["error"], describe(response)
+
+    @pytest.mark.parametrize("path, body, field", SURROGATES, ids=[f"{p}-{f}" for p, _, f in SURROGATES])
+    def test_a_lone_surrogate_is_refused_with_the_name_of_its_field(self, models, path, body, field):
+        # json.dumps writes \ud83d\ude00 for the pair and \udcff for the lone surrogate.
+        response = models.client.post(
+            path, content=json.dumps(body), headers={"content-type": "application/json"}
+        )
+        interface = {"/v1/embeddings": "openai", "/v2/rerank": "cohere"}.get(path, "tei")
+        assert_error(response, 400, interface)
+        error = response.json().get("error", response.json())
+        message = error["message"] if isinstance(error, dict) else error
+        start = f"{field} is not Unicode: expected surrogates in pairs, got a lone surrogate"
+        assert message.startswith(start), message
+
+    @pytest.mark.parametrize("path, body, message", [
+        ("/embed", {"inputs": "a", "dimensions": "16"}, "dimensions has the wrong type: expected a "
+         "whole number of at least 0, got string \"16\""),
+        ("/embed", {"inputs": "a", "dimensions": -1}, "dimensions is invalid: expected a whole number "
+         "of at least 0, got integer `-1`"),
+        ("/embed", {"inputs": {}}, "inputs has the wrong type: expected a string or a list, as the "
+         "field permits, got an object"),
+        ("/embed", {}, "the body lacks the field `inputs`"),
+        ("/embed", ["a"], "the body has the wrong type: expected a JSON object"),
+        ("/similarity", {"inputs": {"source_sentence": "a"}}, "inputs lacks the field `sentences`"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", 1]}},
+         "inputs.sentences[1] has the wrong type: expected a string, got integer `1`"),
+        ("/decode", {"ids": [1, -1]}, "ids[1] is invalid: expected a whole number from 0 to "
+         "4294967295, got integer `-1`"),
+        ("/embed", {"inputs": "a", "normalize": 1}, "normalize has the wrong type: expected a "
+         "boolean, got integer `1`"),
+    ])
+    def test_the_error_of_a_field_has_no_words_of_rust(self, models, path, body, message):
+        response = models.post(path, body)
+        assert_error(response, 422)
+        assert response.json()["error"] == message
 
     @pytest.mark.parametrize("path, interface", [
         ("/embed", "tei"), ("/tag", "tei"), ("/v1/embeddings", "openai"), ("/v2/rerank", "cohere"),

@@ -155,8 +155,9 @@ struct LimitArgs {
     )]
     timeout: f64,
 
-    /// On the routes of OpenAI and TEI, truncate texts that are longer than the model's maximum
-    /// length, unless the request says what to do. By default, these routes refuse such texts
+    /// Truncate the texts of /v1/embeddings that are longer than the model's maximum length. By
+    /// default, this route refuses such texts; the routes of TEI truncate them, unless the request
+    /// has `truncate: false`
     #[arg(long)]
     auto_truncate: bool,
 

@@ -81,8 +81,8 @@ pub use models::{
 };
 pub use pipelines::{
     Aggregation, Answer, Answers, AttentionKind, AttentionReader, BatchFn, Candidate, EmbedOptions,
-    Embedder, Embeddings, Entity, Hit, Inspection, LongTexts, MaskFiller, Nearest, Pooling,
-    PoolingMode, QuestionAnswerer, Search, TextAttention, TextClassifier, TokenClassifier,
+    Embedder, Embeddings, Entity, Hit, Inspection, LogitActivation, LongTexts, MaskFiller, Nearest,
+    Pooling, PoolingMode, QuestionAnswerer, Search, TextAttention, TextClassifier, TokenClassifier,
     TokenizedTexts, Truncated,
 };
 pub use precision::Precision;

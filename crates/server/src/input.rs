@@ -1,6 +1,7 @@
 //! The JSON bodies of requests.
 
 use std::{
+    fmt,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -16,9 +17,9 @@ use axum::{
 use http_body_util::BodyExt;
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, IgnoredAny},
+    de::{DeserializeOwned, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{error::Category, value::RawValue};
+use serde_json::value::RawValue;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::OwnedSemaphorePermit,
@@ -28,6 +29,7 @@ use tokio::{
 
 use crate::{
     Models,
+    api::fields::Object,
     failure::{Failure, Kind},
 };
 
@@ -53,7 +55,8 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
 
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
         let (body, bytes) = receive(request, models).await?;
-        Ok(Self { value: parse(&body)?, _bytes: bytes })
+        let Object(value) = parse(&body)?;
+        Ok(Self { value, _bytes: bytes })
     }
 }
 
@@ -79,7 +82,8 @@ impl<T> Partial<T> {
     /// # Errors
     /// [`Kind::Field`] if a field is missing or unknown, or has the wrong type.
     pub fn parse<U: DeserializeOwned>(self) -> Result<Input<U>, Failure> {
-        Ok(Input { value: parse(&self.body)?, _bytes: self.bytes })
+        let Object(value) = parse(&self.body)?;
+        Ok(Input { value, _bytes: self.bytes })
     }
 }
 
@@ -279,36 +283,158 @@ pub fn without_blocking_others<T>(is_large: bool, f: impl FnOnce() -> T) -> T {
 }
 
 fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
-    // For an enum, serde_json reports a wrong type as a syntax error, so test whether the body is
-    // JSON at all. `IgnoredAny` does not test whether strings are UTF-8.
-    let is_json =
-        || str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
     // Without this check, serde would accept an array of the fields' values in order.
-    if !body.trim_ascii_start().starts_with(b"{") && is_json() {
+    if !body.trim_ascii_start().starts_with(b"{") {
+        check_json(body)?;
         let message = "the body has the wrong type: expected a JSON object";
         return Err(Failure::new(Kind::Field, message));
     }
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        let source = error.into_inner();
-        match source.classify() {
-            Category::Data => wrong_field(&path, &source),
-            _ if is_json() => wrong_field(&path, &source),
-            _ => Failure::new(Kind::Invalid, format!("the body is not valid JSON: {source}")),
-        }
-    })?;
-    json.end().map_err(|error| {
-        Failure::new(Kind::Invalid, format!("the body is not valid JSON: {error}"))
-    })?;
-    Ok(value)
+    let parsed = serde_path_to_error::deserialize(&mut json);
+    if parsed.is_err() || json.end().is_err() {
+        check_json(body)?;
+    }
+    parsed.map_err(|error| wrong_field(&error.path().to_string(), error.inner()))
 }
 
-/// The failure of a field; `path` is `.` for the whole body.
+/// Any JSON value. Reads all strings and numbers, and keeps none.
+struct AnyJson;
+
+impl<'de> Deserialize<'de> for AnyJson {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyJson)
+    }
+}
+
+impl<'de> Visitor<'de> for AnyJson {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Self, S::Error> {
+        while seq.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self, M::Error> {
+        while map.next_entry::<Self, Self>()?.is_some() {}
+        Ok(self)
+    }
+}
+
+/// # Errors
+/// [`Kind::Invalid`] for a body that is not JSON, or has a value that no field accepts.
+fn check_json(body: &[u8]) -> Result<(), Failure> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let (path, error) = match serde_path_to_error::deserialize::<_, AnyJson>(&mut json) {
+        Ok(AnyJson) => match json.end() {
+            Ok(()) => return Ok(()),
+            Err(error) => (".".to_string(), error),
+        },
+        Err(error) => (error.path().to_string(), error.into_inner()),
+    };
+    let message = error.to_string();
+    // The grammar of JSON allows both.
+    let message = if message.contains("hex escape") && is_json(body) {
+        format!(
+            "{} is not Unicode: expected surrogates in pairs, got a lone surrogate, such as \\ud800; \
+             replace it by U+FFFD, in Python with text.encode(\"utf-16\", \
+             \"surrogatepass\").decode(\"utf-16\", \"replace\")",
+            name_of(&path)
+        )
+    } else if message.contains("number out of range") && is_json(body) {
+        format!("{} is out of range: expected a number of at most 1.8e308", name_of(&path))
+    } else {
+        return Err(Failure::new(Kind::Invalid, format!("the body is not valid JSON: {message}")));
+    };
+    Err(with_path(Failure::new(Kind::Invalid, message), &path))
+}
+
+/// Whether the body has the grammar of JSON. Unlike [`AnyJson`], `IgnoredAny` accepts lone
+/// surrogates and numbers of any size; it does not test whether strings are UTF-8.
+fn is_json(body: &[u8]) -> bool {
+    str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok())
+}
+
+/// The name of the whole body in messages.
+const BODY: &str = "the body";
+
+/// The name of the value at a path, which is `.` for the whole body. `?` is a field whose name
+/// cannot be read; the message names the object instead.
+fn name_of(path: &str) -> &str {
+    match path.trim_end_matches('?').trim_end_matches('.') {
+        "" => BODY,
+        name => name,
+    }
+}
+
+/// serde's words for what is wrong, and those of the message.
+const PROBLEMS: [(&str, &str); 4] = [
+    ("invalid type: ", "has the wrong type"),
+    ("invalid value: ", "is invalid"),
+    ("unknown variant ", "is unknown"),
+    ("unknown field ", "is an unknown field"),
+];
+
+/// The failure of a field, in the words of JSON instead of those of serde and Rust.
 fn wrong_field(path: &str, source: &serde_json::Error) -> Failure {
-    match path {
-        "." => Failure::new(Kind::Field, source),
-        _ => Failure::new(Kind::Field, format!("{path}: {source}")).with_field(path),
+    let message = source.to_string();
+    let position = format!(" at line {} column {}", source.line(), source.column());
+    let message = message.strip_suffix(&position).unwrap_or(&message);
+    let name = name_of(path);
+    let known = message.rsplit_once(", expected ").and_then(|(found, expected)| {
+        let after = |(start, words)| Some((found.strip_prefix(start)?, words));
+        let (got, words) = PROBLEMS.into_iter().find_map(after)?;
+        let expected = match expected {
+            "usize" => "a whole number of at least 0",
+            "u32" => "a whole number from 0 to 4294967295",
+            expected => expected,
+        };
+        let got = match got {
+            "map" => "an object",
+            "sequence" => "a list",
+            got => got,
+        };
+        Some(format!("{name} {words}: expected {expected}, got {got}"))
+    });
+    let message = known.unwrap_or_else(|| match message.split_once(" field ") {
+        Some(("missing", field)) => format!("{name} lacks the field {field}"),
+        Some(("duplicate", field)) => format!("{name} has the field {field} twice"),
+        _ => format!("{name}: {message}"),
+    });
+    with_path(Failure::new(Kind::Field, message), path)
+}
+
+fn with_path(failure: Failure, path: &str) -> Failure {
+    match name_of(path) {
+        BODY => failure,
+        name => failure.with_field(name),
     }
 }
 
@@ -317,13 +443,24 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
+    use crate::api::fields::{optional_choice, optional_object};
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Body {
-        _top: u8,
-        #[serde(default)]
+        #[serde(rename = "top")]
+        _top: usize,
+        #[serde(default, rename = "in", deserialize_with = "optional_object")]
+        _in: Option<Ids>,
+        #[serde(default, rename = "join", deserialize_with = "optional_choice")]
         _join: Option<Join>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Ids {
+        #[serde(rename = "ids")]
+        _ids: Vec<u32>,
     }
 
     #[derive(Debug, Deserialize)]
@@ -334,18 +471,67 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        let cases: [(&[u8], Kind, &str); 7] = [
-            (b"{\"_top\": 1, \"_join\": 1}", Kind::Field, "_join: "),
-            (b"{\"_top\": 1, \"_join\": \"last\"}", Kind::Field, "_join: unknown variant `last`"),
-            (b"{\"_top\": \"x\"}", Kind::Field, "_top: invalid type: string \"x\", expected u8"),
-            (b"{\"_top\": 1, \"other\": 2}", Kind::Field, "other: unknown field"),
-            (b"{\"_top\": 1", Kind::Invalid, "the body is not valid JSON: EOF"),
-            (b"{\"_top\": 1} {}", Kind::Invalid, "the body is not valid JSON: trailing"),
-            (b"{\"_top\": \"\xff\"}", Kind::Invalid, "the body is not valid JSON"),
+        let cases: [(&[u8], &str); 10] = [
+            (
+                b"{\"top\": \"x\"}",
+                "top has the wrong type: expected a whole number of at least 0, \
+                                 got string \"x\"",
+            ),
+            (
+                b"{\"top\": -1}",
+                "top is invalid: expected a whole number of at least 0, got integer `-1`",
+            ),
+            (
+                b"{\"top\": [1]}",
+                "top has the wrong type: expected a whole number of at least 0, got a list",
+            ),
+            (
+                b"{\"top\": 1, \"join\": 1}",
+                "join has the wrong type: expected one of `first`, got integer `1`",
+            ),
+            (b"{\"top\": 1, \"join\": \"last\"}", "join is unknown: expected `first`, got `last`"),
+            (
+                b"{\"top\": 1, \"in\": {\"ids\": [1, -1]}}",
+                "in.ids[1] is invalid: expected a whole number \
+                                                     from 0 to 4294967295, got integer `-1`",
+            ),
+            (b"{\"top\": 1, \"in\": {\"a\": null}}", "in lacks the field `ids`"),
+            (b"{\"top\": 1, \"top\": 1}", "the body has the field `top` twice"),
+            (
+                b"{\"top\": 1, \"other\": 2}",
+                "other is an unknown field: expected one of `top`, `in`, `join`, \
+                                           got `other`",
+            ),
+            (b"{}", "the body lacks the field `top`"),
         ];
-        for (body, kind, message) in cases {
-            let failure = parse::<Body>(body).unwrap_err();
-            assert_eq!(failure.kind(), kind, "{}", failure.message());
+        for (body, message) in cases {
+            let failure = parse::<Object<Body>>(body).err().unwrap();
+            assert_eq!((failure.kind(), failure.message()), (Kind::Field, message));
+        }
+    }
+
+    #[test]
+    fn a_body_that_is_not_json_is_invalid() {
+        let cases: [(&[u8], &str); 8] = [
+            (b"{\"top\": 1", "the body is not valid JSON: EOF"),
+            (b"{\"top\": 1} {}", "the body is not valid JSON: trailing"),
+            (b"{\"in\": \"\xff\"}", "the body is not valid JSON"),
+            // The grammar allows these.
+            (
+                b"{\"in\": {\"ids\": [\"\\ud83d\\ude00\", \"a\\ud800\"]}}",
+                "in.ids[1] is not Unicode: ",
+            ),
+            (b"{\"in\": \"\\ud800\\ud800\"}", "in is not Unicode: expected surrogates in pairs, "),
+            (
+                b"{\"in\": \"\\udc00\"}",
+                "in is not Unicode: expected surrogates in pairs, got a lone",
+            ),
+            (b"{\"\\ud800\": 1}", "the body is not Unicode: "),
+            (b"{\"top\": 1e400}", "top is out of range: "),
+        ];
+        for (body, message) in cases {
+            let failure = parse::<Object<Body>>(body).err().unwrap();
+            assert_eq!(failure.kind(), Kind::Invalid, "{}", failure.message());
             assert!(failure.message().starts_with(message), "{}", failure.message());
         }
     }

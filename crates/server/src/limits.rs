@@ -29,9 +29,8 @@ pub struct Limits {
     pub max_body: usize,
     /// Maximum time from the header of a request to its response.
     pub timeout: Duration,
-    /// Whether `/v1/embeddings` and the routes of text-embeddings-inference truncate texts longer
-    /// than the model's maximum length if the request does not say what to do. Otherwise they
-    /// refuse such texts.
+    /// Whether `/v1/embeddings` truncates texts that are longer than the model's maximum length.
+    /// Otherwise it refuses them.
     pub auto_truncate: bool,
     /// Whether bodies of requests, and messages of errors that may contain texts, are logged.
     pub log_texts: bool,

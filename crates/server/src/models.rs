@@ -228,6 +228,19 @@ impl Models {
         })
     }
 
+    /// `name`, or `None` if there is only one model. Clients of OpenAI and Cohere always send a
+    /// name; like text-embeddings-inference and llama.cpp, a server with one model ignores it.
+    ///
+    /// # Errors
+    /// The error of [`Self::all`].
+    pub(crate) fn unless_single<'a>(
+        &self,
+        name: Option<&'a str>,
+    ) -> Result<Option<&'a str>, Failure> {
+        let is_single = self.all()?.len() == 1;
+        Ok(name.filter(|_| !is_single))
+    }
+
     /// The model called `name`, or the first model for a task if `name` is `None`. `pipeline`
     /// returns the pipeline of the task, or `None` for another task.
     ///

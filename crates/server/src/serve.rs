@@ -230,5 +230,5 @@ fn cors(origins: &[HeaderValue]) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST])
         // Clients send headers of their own, such as `x-stainless-os`.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([id, header::RETRY_AFTER])
+        .expose_headers([id, header::RETRY_AFTER, api::TRUNCATED_TEXTS])
 }

@@ -59,9 +59,12 @@ pub struct TextClassifier {
 
 /// The function from a classifier's logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LogitActivation {
+pub enum LogitActivation {
+    /// The logits are the scores.
     Identity,
+    /// `1 / (1 + exp(−x))` of each logit.
     Sigmoid,
+    /// `exp(xᵢ) / Σⱼ exp(xⱼ)` over the labels.
     Softmax,
 }
 
@@ -355,7 +358,8 @@ fn check_not_empty<S: AsRef<str>>(tokens: Vec<Tokens>, texts: &[S]) -> Result<Ve
 }
 
 impl LogitActivation {
-    fn apply(self, mut logits: Vec<f32>) -> Vec<f32> {
+    /// The scores of the labels of a text.
+    pub fn apply(self, mut logits: Vec<f32>) -> Vec<f32> {
         match self {
             Self::Identity => {}
             Self::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),

@@ -15,7 +15,7 @@ mod token_classifier;
 mod with_tokenizer;
 
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
-pub use classifier::TextClassifier;
+pub use classifier::{LogitActivation, TextClassifier};
 pub use embedder::{
     BatchFn, EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated,
 };

@@ -10,10 +10,13 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
+    check_top,
     embedding::Options,
+    fields::{optional_choice, optional_object},
     nested::{TextOrObject, list},
     object_response,
     ranking::{self, DocumentScores, descending, refuse},
+    with_truncated,
 };
 use crate::{
     Models,
@@ -51,7 +54,27 @@ pub struct RerankRequest {
     /// Not supported: documents have one field, `text`
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>)]
-    rank_fields: Option<Vec<IgnoredAny>>,
+    rank_fields: Option<IgnoredAny>,
+    /// Not supported: the mode must be `disabled`
+    #[serde(default, rename = "relevant_spans", deserialize_with = "optional_object")]
+    _relevant_spans: Option<RelevantSpans>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct RelevantSpans {
+    #[serde(default, rename = "mode", deserialize_with = "optional_choice")]
+    _mode: Option<SpansMode>,
+    #[serde(default, rename = "threshold")]
+    _threshold: Option<f64>,
+    #[serde(default, rename = "max_spans")]
+    _max_spans: Option<usize>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum SpansMode {
+    Disabled,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -179,8 +202,9 @@ async fn rerank(
         max_tokens_per_doc,
         max_chunks_per_doc,
         rank_fields,
+        ..
     } = request.value;
-    let found = ranking::find_ranker(&models, model.as_deref())?;
+    let found = ranking::find_ranker(&models, models.unless_single(model.as_deref())?)?;
     let max = found.model.max_input_length();
     if let Some(got) = max_tokens_per_doc.filter(|&tokens| tokens < max) {
         let message = format!(
@@ -195,18 +219,16 @@ async fn rerank(
         return Err(Failure::invalid("max_chunks_per_doc", message));
     }
     refuse(rank_fields, "rank_fields", "expected documents with one field, text")?;
-    if top_n == Some(0) {
-        return Err(Failure::invalid("top_n", "top_n is 0: expected at least 1"));
-    }
+    check_top("top_n", top_n)?;
     let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
     let documents = Arc::new(documents);
     let returned = (return_documents == Some(true)).then(|| documents.clone());
     let texts = documents.len();
-    let options = Options { truncate: Some(true), ..Options::new("documents") };
+    let options = Options::new("documents");
     let scored =
         ranking::score_documents(&models, &found, query, documents, options, false).await?;
-    let DocumentScores { scores, tokens, memory } = scored;
-    let best = descending(&scores).into_iter().take(top_n.unwrap_or(usize::MAX));
+    let DocumentScores { scores, tokens, truncated, memory } = scored;
+    let best = descending(&scores).into_iter().take(top_n.unwrap_or(texts));
     let results = best.map(move |index| RankedDocument {
         index,
         relevance_score: scores[index],
@@ -223,5 +245,7 @@ async fn rerank(
         },
     };
     let computed = Computed { model: found.name, texts, tokens };
-    Ok(object_response(&models, &body, "results", elements(results), memory, computed))
+    let results = elements(results);
+    let response = object_response(&models, &body, "results", results, memory, computed);
+    Ok(with_truncated(response, truncated))
 }

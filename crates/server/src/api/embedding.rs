@@ -109,7 +109,8 @@ pub struct Options {
     pub field: &'static str,
     /// Returns the name of the text at this index, for error messages.
     pub name_of: fn(usize) -> String,
-    pub truncate: Option<bool>,
+    /// Whether texts that are too long are truncated. Otherwise they are an error.
+    pub truncate: bool,
     pub truncation_direction: Option<Direction>,
     pub prompt_name: Option<String>,
     /// `None`: as the model's files say.
@@ -123,7 +124,7 @@ impl Options {
         Self {
             field,
             name_of: text_name,
-            truncate: None,
+            truncate: true,
             truncation_direction: None,
             prompt_name: None,
             normalize: None,
@@ -132,10 +133,12 @@ impl Options {
     }
 }
 
-/// The values of texts, with their memory, and their number of tokens.
-pub struct Embedded {
+/// The values of texts or pairs with their memory, their number of tokens, and the number of texts or
+/// pairs that were truncated.
+pub struct Outputs {
     pub values: Values,
     pub tokens: usize,
+    pub truncated: usize,
     pub memory: Share,
 }
 
@@ -153,15 +156,12 @@ pub async fn vectors(
     found: &Found<Embedder>,
     texts: TextsOrIds,
     options: Options,
-) -> Result<Embedded, Failure> {
+) -> Result<Outputs, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
     let (field, dimension) = (options.field, embedder.dimension());
     let sequences = tokenize(models, &embedder, texts, options).await?;
-    let tokens = token_count(&sequences);
     let values = sequences.len() * dimension;
-    let target = found.model.vectors(embedder, normalize);
-    let (values, memory) = compute(models, target, sequences, values, field).await?;
-    Ok(Embedded { values, tokens, memory })
+    compute(models, found.model.vectors(embedder, normalize), sequences, values, field).await
 }
 
 /// The last hidden states of texts, `(T, E)` row after row.
@@ -170,33 +170,33 @@ pub async fn states(
     found: &Found<Embedder>,
     texts: TextsOrIds,
     options: Options,
-) -> Result<Embedded, Failure> {
+) -> Result<Outputs, Failure> {
     let field = options.field;
     let sequences = tokenize(models, &found.pipeline, texts, options).await?;
-    let tokens = token_count(&sequences);
-    let values = tokens * hidden_size(&found.model);
+    let values = token_count(&sequences) * hidden_size(&found.model);
     check_response(values, field)?;
-    let target = found.model.states();
-    let (values, memory) = compute(models, target, sequences, values, field).await?;
-    Ok(Embedded { values, tokens, memory })
+    compute(models, found.model.states(), sequences, values, field).await
 }
 
 /// Computes sequences, which have `values` values together, on the engine. `field` is the field of
-/// the request with the texts. The memory is that of the sequences and values.
+/// the request with the texts.
 pub async fn compute(
     models: &Models,
     target: Target,
     sequences: Vec<Sequence>,
     values: usize,
     field: &str,
-) -> Result<(Values, Share), Failure> {
+) -> Result<Outputs, Failure> {
     /// Bytes of a sequence in the queue, without its tokens, and of its values in the response.
     const SEQUENCE: usize = 256;
     /// Bytes of the id and the type of a token.
     const TOKEN: usize = 8;
-    let bytes = SEQUENCE * sequences.len() + TOKEN * token_count(&sequences) + 4 * values;
+    let tokens = token_count(&sequences);
+    let truncated = sequences.iter().filter(|sequence| sequence.tokens.truncated > 0).count();
+    let bytes = SEQUENCE * sequences.len() + TOKEN * tokens + 4 * values;
     let memory = models.take_memory(bytes, field).await?;
-    Ok((models.engine().compute(target, sequences).await?, memory))
+    let values = models.engine().compute(target, sequences).await?;
+    Ok(Outputs { values, tokens, truncated, memory })
 }
 
 /// Returns the embedder with the normalisation and the dimension of a request, and the value of
@@ -231,7 +231,6 @@ async fn tokenize(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Vec<Sequence>, Failure> {
-    let truncate = options.truncate.unwrap_or(models.limits().auto_truncate);
     let count = match &texts {
         TextsOrIds::Text(_) => 1,
         TextsOrIds::Texts(texts) => texts.len(),
@@ -245,7 +244,7 @@ async fn tokenize(
         TextsOrIds::Ids(ids) => return sequences_from_ids(embedder, vec![ids], &options),
         TextsOrIds::IdLists(lists) => return sequences_from_ids(embedder, lists, &options),
     };
-    let Options { name_of, truncation_direction, prompt_name, .. } = options;
+    let Options { name_of, truncate, truncation_direction, prompt_name, .. } = options;
     let embedder = match truncation_direction {
         None => embedder.clone(),
         Some(side) => Arc::new(Embedder::clone(embedder).with_truncation_side(side.into())),

@@ -2,7 +2,7 @@
 
 mod cohere;
 mod embedding;
-mod fields;
+pub(crate) mod fields;
 mod nested;
 mod openai;
 mod ranking;
@@ -15,7 +15,7 @@ use std::{sync::LazyLock, time::Instant};
 use axum::{
     Router,
     extract::Request,
-    http::{HeaderValue, header},
+    http::{HeaderName, HeaderValue, header},
     middleware::from_fn_with_state,
     response::{Html, IntoResponse, Response},
     routing::get,
@@ -195,6 +195,9 @@ fn serialized(models: &Models, json: Response, computed: Computed, start: Instan
     counted(models, json, computed)
 }
 
+/// The header of responses with the number of texts that were truncated.
+pub(crate) const TRUNCATED_TEXTS: HeaderName = HeaderName::from_static("x-truncated-texts");
+
 /// Adds the number of texts to the metrics, and `computed` to the response, for the log.
 fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
     models.metrics().texts.inc_by(computed.texts as u64);
@@ -216,6 +219,15 @@ fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure
         return Err(Failure::new(Kind::TooLarge, message).with_field(field));
     }
     Ok(())
+}
+
+/// # Errors
+/// [`Kind::Invalid`] if the field, a number of results, is 0.
+fn check_top(field: &str, top: Option<usize>) -> Result<(), Failure> {
+    match top {
+        Some(0) => Err(Failure::invalid(field, format!("{field} is 0: expected at least 1"))),
+        _ => Ok(()),
+    }
 }
 
 /// Maximum number of values of a response.
@@ -246,11 +258,18 @@ fn check_size(name: &str, text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Adds the header with the number of texts, or of pairs, that were truncated.
+fn with_truncated(mut response: Response, count: usize) -> Response {
+    response.headers_mut().insert(TRUNCATED_TEXTS, HeaderValue::from(count));
+    response
+}
+
 /// The error for a text that is too long and may not be truncated.
 fn too_long(name: &str, got: usize, max: usize) -> Failure {
     let message = format!(
-        "{name} has {got} tokens: expected at most {max}; shorten it, set truncate to true \
-         (routes of text-embeddings-inference), or start the server with --auto-truncate"
+        "{name} has {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
+         (routes of text-embeddings-inference), or start the server with --auto-truncate \
+         (/v1/embeddings)"
     );
     Failure::new(Kind::TooLarge, message)
 }

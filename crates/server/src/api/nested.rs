@@ -6,12 +6,10 @@ use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{
-        Error, MapAccess, SeqAccess, Visitor,
-        value::{MapAccessDeserializer, SeqAccessDeserializer},
-    },
+    de::{Error, MapAccess, SeqAccess, Visitor, value::SeqAccessDeserializer},
 };
 
+use super::fields::Entries;
 use crate::Limits;
 
 /// A string, a list of strings or numbers, or a list of such lists.
@@ -168,7 +166,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrObjectVisitor<T> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<TextOrObject<T>, M::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(TextOrObject::Object)
+        T::deserialize(Entries(map)).map(TextOrObject::Object)
     }
 }
 

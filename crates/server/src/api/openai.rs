@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::{
     embedding::{self, Options, TextsOrIds},
     fields::optional_choice,
-    object_response,
+    object_response, with_truncated,
 };
 use crate::{
     Models,
@@ -27,9 +27,10 @@ use crate::{
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EmbeddingsRequest {
-    /// Name of the model
+    /// Name of the model [default: the first embedding model]
+    #[serde(default)]
     #[schema(example = "all-MiniLM-L6-v2")]
-    model: String,
+    model: Option<String>,
     input: TextsOrIds,
     #[serde(default, deserialize_with = "optional_choice")]
     encoding_format: Option<EncodingFormat>,
@@ -38,9 +39,6 @@ pub struct EmbeddingsRequest {
     #[serde(default)]
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
-    /// Ignored
-    #[serde(default, rename = "user")]
-    _user: Option<String>,
 }
 
 #[derive(Clone, Copy, Deserialize, PartialEq, ToSchema)]
@@ -100,9 +98,10 @@ pub async fn embeddings(
     State(models): State<Models>,
     request: Input<EmbeddingsRequest>,
 ) -> Result<Response, Failure> {
-    let EmbeddingsRequest { model, input, encoding_format, dimensions, _user } = request.value;
-    let found = embedding::find(&models, Some(&model))?;
-    let options = Options { dimensions, ..Options::new("input") };
+    let EmbeddingsRequest { model, input, encoding_format, dimensions } = request.value;
+    let found = embedding::find(&models, models.unless_single(model.as_deref())?)?;
+    let truncate = models.limits().auto_truncate;
+    let options = Options { dimensions, truncate, ..Options::new("input") };
     let embedded = embedding::vectors(&models, &found, input, options).await?;
     let tokens = embedded.tokens;
     let vector = move |values: Vec<f32>| match encoding_format {
@@ -121,7 +120,9 @@ pub async fn embeddings(
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
     let computed = Computed { model: found.name.clone(), texts, tokens };
     let body = EmbeddingsResponse { object: "list", data: vec![], model: found.name, usage };
-    Ok(object_response(&models, &body, "data", elements(data), embedded.memory, computed))
+    let response =
+        object_response(&models, &body, "data", elements(data), embedded.memory, computed);
+    Ok(with_truncated(response, embedded.truncated))
 }
 
 #[derive(Serialize, ToSchema)]

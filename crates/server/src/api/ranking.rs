@@ -7,21 +7,22 @@ use encoder::{Prompt, TextClassifier, Tokens};
 
 use super::{
     check_count, check_size,
-    embedding::{Embedded, Options, compute, sequences},
+    embedding::{Options, Outputs, compute, sequences},
 };
 use crate::{
     Models,
-    engine::token_count,
     failure::{Failure, Kind},
     memory::Share,
     model::Task,
     models::{Found, Text},
 };
 
-/// The score of each document, in the order of the request, and the number of tokens.
+/// The score of each document, in the order of the request, the number of tokens, and the number of
+/// documents that were truncated, or whose query was.
 pub struct DocumentScores {
     pub scores: Vec<f32>,
     pub tokens: usize,
+    pub truncated: usize,
     pub memory: Share,
 }
 
@@ -60,10 +61,10 @@ pub async fn score_documents(
     let tokenize = move |classifier: &TextClassifier, documents: &[String]| {
         Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
     };
-    let Embedded { values, tokens, memory } =
+    let Outputs { values, tokens, truncated, memory } =
         logits(models, found, documents, query_length, options, tokenize).await?;
     let scores = if raw { values } else { found.pipeline.pair_scores(values)? };
-    Ok(DocumentScores { scores: scores.concat(), tokens, memory })
+    Ok(DocumentScores { scores: scores.concat(), tokens, truncated, memory })
 }
 
 /// The logits of texts or pairs. `more` is the number of bytes that are tokenized with each.
@@ -74,9 +75,8 @@ pub async fn logits<I: Text>(
     more: usize,
     options: Options,
     tokenize: impl Fn(&TextClassifier, &[I]) -> Result<Vec<Tokens>, Failure> + Send + Sync + 'static,
-) -> Result<Embedded, Failure> {
+) -> Result<Outputs, Failure> {
     let Options { truncate, truncation_direction, name_of, field, .. } = options;
-    let truncate = truncate.unwrap_or(models.limits().auto_truncate);
     let classifier = match truncation_direction {
         None => found.pipeline.clone(),
         Some(side) => {
@@ -89,11 +89,9 @@ pub async fn logits<I: Text>(
     let tokens = models.tokenize(tokenizer, texts, more, name_of, tokenize).await?;
     let tokens = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
     let sequences = sequences(tokens, truncate, name_of)?;
-    let tokens = token_count(&sequences);
     let values = sequences.len() * found.pipeline.labels().names().len();
     let target = found.model.head(found.pipeline.clone());
-    let (values, memory) = compute(models, target, sequences, values, field).await?;
-    Ok(Embedded { values, tokens, memory })
+    compute(models, target, sequences, values, field).await
 }
 
 /// The indices of `scores`, by descending score. The indices of equal scores keep their order.

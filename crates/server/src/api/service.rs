@@ -145,7 +145,7 @@ pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
         max_batch_tokens: limits.max_batch_tokens,
         max_batch_requests: None,
         max_client_batch_size: limits.max_texts,
-        auto_truncate: limits.auto_truncate,
+        auto_truncate: true, // the routes of text-embeddings-inference truncate by default
         version: env!("CARGO_PKG_VERSION"),
         models: all.iter().map(|(name, model)| ModelInfo::new(name, model)).collect(),
     }))

@@ -17,11 +17,11 @@ use utoipa::ToSchema;
 
 use super::{
     check_count, check_response, check_size, counted,
-    embedding::{Embedded, Options, Texts, compute},
+    embedding::{Options, Outputs, Texts, compute},
     fields::optional_choice,
     list_response,
     nested::Scalar,
-    object_response, ranking,
+    object_response, ranking, with_truncated,
 };
 use crate::{
     Models,
@@ -88,10 +88,10 @@ pub async fn classify(
     check_response(values, "inputs")?;
     let given = Arc::new(texts.clone());
     // As in the command, long texts are truncated.
-    let options = Options { truncate: Some(true), ..Options::new("inputs") };
+    let options = Options::new("inputs");
     let tokenize = |classifier: &TextClassifier, texts: &[String]| Ok(classifier.tokenize(texts)?);
     let logits = ranking::logits(&models, &found, given, 0, options, tokenize);
-    let Embedded { values, tokens, memory } = logits.await?;
+    let Outputs { values, tokens, truncated, memory } = logits.await?;
     let scores = found.pipeline.label_scores(values);
     let names = found.pipeline.labels().distinct_names();
     let computed = Computed { model: found.name, texts: texts.len(), tokens };
@@ -101,7 +101,8 @@ pub async fn classify(
         Classified { text, label, score, scores: names.iter().cloned().zip(scores).collect() }
     };
     let all = texts.into_iter().zip(scores).map(classified);
-    Ok(list_response(&models, elements(all), memory, computed))
+    let response = list_response(&models, elements(all), memory, computed);
+    Ok(with_truncated(response, truncated))
 }
 
 /// A part of a text.
@@ -404,7 +405,8 @@ async fn for_each_text<T: Serialize + Send + 'static>(
     let tokens = token_count(&sequences);
     // The values, and the positions, ranges and spans of the tokens.
     let values = (values_per_token + TOKEN_BYTES) * tokens;
-    let (values, memory) = compute(models, target, sequences, values, "inputs").await?;
+    let outputs = compute(models, target, sequences, values, "inputs").await?;
+    let Outputs { values, tokens, memory, .. } = outputs;
     let all = models.on_thread(move || {
         let mut rest = &values[..];
         let finish = |(index, (count, (text, windows)))| {

@@ -11,20 +11,22 @@ use std::{
 };
 
 use axum::{extract::State, response::Response};
-use encoder::{Piece, Prompt, TextClassifier, TextTokenizer, Tokens};
+use encoder::{LogitActivation, Piece, Prompt, TextClassifier, TextTokenizer, Tokens};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    check_count, check_response,
-    embedding::{self, Direction, Embedded, Options, Texts, TextsOrIds},
+    check_count, check_response, check_top,
+    embedding::{self, Direction, Options, Outputs, Texts, TextsOrIds},
     fields::{object, optional_choice, optional_object},
     list_response,
     nested::{Nested, list},
     ranking::{self, DocumentScores, descending},
+    with_truncated,
 };
 use crate::{
     Models,
+    engine::Values,
     failure::{Failure, Kind, TeiFailures},
     input::{FieldType, Input, Partial},
     model::Task,
@@ -40,8 +42,8 @@ pub struct EmbedRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -57,6 +59,15 @@ pub struct EmbedRequest {
     #[serde(default)]
     #[schema(minimum = 1)]
     dimensions: Option<usize>,
+    /// Format of the vectors: lists of numbers
+    #[serde(default, rename = "encoding_format", deserialize_with = "optional_choice")]
+    _encoding_format: Option<OnlyFloat>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum OnlyFloat {
+    Float,
 }
 
 /// Compute the embeddings of texts
@@ -79,11 +90,12 @@ pub async fn embed(
         prompt_name,
         normalize,
         dimensions,
+        ..
     } = request.value;
     let found = embedding::find(&models, model.as_deref())?;
     let normalize = Some(normalize.unwrap_or(true));
     let options = Options {
-        truncate,
+        truncate: truncate.unwrap_or(true),
         truncation_direction,
         prompt_name,
         normalize,
@@ -93,7 +105,9 @@ pub async fn embed(
     let embedded = embedding::vectors(&models, &found, inputs, options).await?;
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
-    Ok(list_response(&models, elements(embedded.values.into_iter()), embedded.memory, computed))
+    let vectors = elements(embedded.values.into_iter());
+    let response = list_response(&models, vectors, embedded.memory, computed);
+    Ok(with_truncated(response, embedded.truncated))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -103,8 +117,8 @@ pub struct EmbedAllRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -130,6 +144,7 @@ pub async fn embed_all(
     let EmbedAllRequest { model, inputs, truncate, truncation_direction, prompt_name } =
         request.value;
     let found = embedding::find(&models, model.as_deref())?;
+    let truncate = truncate.unwrap_or(true);
     let options = Options { truncate, truncation_direction, prompt_name, ..Options::new("inputs") };
     let embedded = embedding::states(&models, &found, inputs, options).await?;
     let width = embedding::hidden_size(&found.model);
@@ -139,7 +154,8 @@ pub async fn embed_all(
         let rows = 0..states.len() / width;
         rows.map(move |i| states[i * width..(i + 1) * width].to_vec())
     });
-    Ok(list_response(&models, nested_elements(rows), embedded.memory, computed))
+    let response = list_response(&models, nested_elements(rows), embedded.memory, computed);
+    Ok(with_truncated(response, embedded.truncated))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -149,8 +165,8 @@ pub struct PredictRequest {
     #[serde(default)]
     model: Option<String>,
     inputs: PredictInputs,
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -159,14 +175,41 @@ pub struct PredictRequest {
     /// Return logits instead of scores [default: false]
     #[serde(default)]
     raw_scores: Option<bool>,
-    /// An empty object, which clients of Hugging Face send; it has no effect
-    #[serde(default, rename = "parameters", deserialize_with = "optional_object")]
-    _parameters: Option<NoParameters>,
+    #[serde(default, deserialize_with = "optional_object")]
+    parameters: Option<PredictParameters>,
 }
 
-#[derive(Deserialize, ToSchema)]
+/// The parameters of Hugging Face's task text-classification.
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NoParameters {}
+struct PredictParameters {
+    /// Number of labels per text or pair, those with the highest scores [default: all]
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    top_k: Option<usize>,
+    /// Function from logits to scores [default: that of the model's files]
+    #[serde(default, deserialize_with = "optional_choice")]
+    function_to_apply: Option<Function>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Function {
+    Sigmoid,
+    Softmax,
+    /// The scores are the logits, as with `raw_scores`
+    None,
+}
+
+impl From<Function> for LogitActivation {
+    fn from(function: Function) -> Self {
+        match function {
+            Function::Sigmoid => Self::Sigmoid,
+            Function::Softmax => Self::Softmax,
+            Function::None => Self::Identity,
+        }
+    }
+}
 
 #[derive(Deserialize, ToSchema)]
 #[serde(untagged, try_from = "Nested")]
@@ -241,8 +284,19 @@ pub async fn predict(
     State(models): State<Models>,
     request: Input<PredictRequest>,
 ) -> Result<Response, Failure> {
-    let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores, .. } =
+    let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores, parameters } =
         request.value;
+    let PredictParameters { top_k, function_to_apply } = parameters.unwrap_or_default();
+    check_top("parameters.top_k", top_k)?;
+    let function = match (raw_scores, function_to_apply) {
+        (Some(true), None | Some(Function::None)) => Some(LogitActivation::Identity),
+        (Some(true), Some(_)) => {
+            let message =
+                "parameters.function_to_apply is wrong: expected none, because raw_scores is true";
+            return Err(Failure::invalid("parameters.function_to_apply", message));
+        }
+        (Some(false) | None, function) => function.map(LogitActivation::from),
+    };
     let found = ranking::find(&models, model.as_deref())?;
     let (pairs, is_one): (Vec<Pair>, bool) = match inputs {
         PredictInputs::Text(text) => (vec![(text, None)], true),
@@ -255,19 +309,21 @@ pub async fn predict(
     let values = texts * found.pipeline.labels().names().len();
     check_response(values, "inputs")?;
     let name_of = |index| format!("text or pair {index}");
+    let truncate = truncate.unwrap_or(true);
     let options = Options { name_of, truncate, truncation_direction, ..Options::new("inputs") };
     let pairs = Arc::new(pairs);
     let logits = ranking::logits(&models, &found, pairs, 0, options, tokenize_mixed);
-    let Embedded { values, tokens, memory } = logits.await?;
-    let scores = match raw_scores {
-        Some(true) => values,
-        Some(false) | None => found.pipeline.label_scores(values),
+    let Outputs { values: logits, tokens, truncated, memory } = logits.await?;
+    let scores: Values = match function {
+        Some(function) => logits.into_iter().map(|logits| function.apply(logits)).collect(),
+        None => found.pipeline.label_scores(logits),
     };
     let classifier = found.pipeline;
+    let count = top_k.unwrap_or(usize::MAX);
     let of_text = move |scores: Vec<f32>| -> Vec<Prediction> {
         let labels = classifier.labels().names();
         let prediction = |i: usize| Prediction { score: scores[i], label: labels[i].clone() };
-        descending(&scores).into_iter().map(prediction).collect()
+        descending(&scores).into_iter().take(count).map(prediction).collect()
     };
     let computed = Computed { model: found.name, texts, tokens };
     let mut all = scores.into_iter().map(of_text);
@@ -275,7 +331,8 @@ pub async fn predict(
         true => elements(all.next().into_iter().flatten()),
         false => elements(all),
     };
-    Ok(list_response(&models, predictions, memory, computed))
+    let response = list_response(&models, predictions, memory, computed);
+    Ok(with_truncated(response, truncated))
 }
 
 /// The tokens of texts and pairs, in their order.
@@ -312,8 +369,8 @@ pub struct RankRequest {
     #[schema(min_items = 1)]
     #[serde(deserialize_with = "list")]
     texts: Vec<String>,
-    /// Truncate pairs that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate pairs that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -325,6 +382,10 @@ pub struct RankRequest {
     /// Return the texts [default: false]
     #[serde(default)]
     return_text: Option<bool>,
+    /// Number of results [default: all]
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    top_n: Option<usize>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -359,21 +420,25 @@ pub async fn rerank(
         truncation_direction,
         raw_scores,
         return_text,
+        top_n,
     } = request.value;
+    check_top("top_n", top_n)?;
     let found = ranking::find_ranker(&models, model.as_deref())?;
     let texts = Arc::new(texts);
     let returned = (return_text == Some(true)).then(|| texts.clone());
     let (count, raw) = (texts.len(), raw_scores == Some(true));
+    let truncate = truncate.unwrap_or(true);
     let options = Options { truncate, truncation_direction, ..Options::new("texts") };
     let scored = ranking::score_documents(&models, &found, query, texts, options, raw).await?;
-    let DocumentScores { scores, tokens, memory } = scored;
-    let order = descending(&scores).into_iter();
-    let ranks = order.map(move |index| {
+    let DocumentScores { scores, tokens, truncated, memory } = scored;
+    let best = descending(&scores).into_iter().take(top_n.unwrap_or(count));
+    let ranks = best.map(move |index| {
         let text = returned.as_ref().map(|all| all[index].clone());
         Rank { index, score: scores[index], text }
     });
     let computed = Computed { model: found.name, texts: count, tokens };
-    Ok(list_response(&models, elements(ranks), memory, computed))
+    let response = list_response(&models, elements(ranks), memory, computed);
+    Ok(with_truncated(response, truncated))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -400,8 +465,8 @@ struct SimilarityInputs {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct SimilarityParameters {
-    /// Truncate texts that are longer than the model's maximum length [default: as the server's
-    /// option --auto-truncate]
+    /// Truncate texts that are longer than the model's maximum length, instead of refusing them
+    /// [default: true]
     #[serde(default)]
     truncate: Option<bool>,
     /// Side on which long texts are truncated [default: that of the model's files]
@@ -443,7 +508,7 @@ pub async fn similarity(
     };
     let options = Options {
         name_of,
-        truncate,
+        truncate: truncate.unwrap_or(true),
         truncation_direction,
         prompt_name,
         normalize,
@@ -458,7 +523,9 @@ pub async fn similarity(
     };
     let texts = embedded.values.len();
     let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
-    Ok(list_response(&models, elements(cosines.into_iter()), embedded.memory, computed))
+    let cosines = elements(cosines.into_iter());
+    let response = list_response(&models, cosines, embedded.memory, computed);
+    Ok(with_truncated(response, embedded.truncated))
 }
 
 /// The cosine of two vectors of length 1, summed in f64. The values of the vectors are rounded to
@@ -724,7 +791,8 @@ pub async fn any(
     request: Partial<Fields>,
 ) -> Result<Response, Failure> {
     let Fields { model, inputs, query } = &request.fields;
-    let (name, model) = models.any(model.as_deref())?;
+    // As for every optional field, an empty name is no name.
+    let (name, model) = models.any(model.as_deref().filter(|name| !name.is_empty()))?;
     let (has_object, has_query) = (*inputs == FieldType::Object, *query != FieldType::Null);
     // Without the field `model`, the route that is called would choose its own default model.
     let own_name = Some(name.clone());
