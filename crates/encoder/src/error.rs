@@ -220,9 +220,19 @@ pub enum Error {
         what: String,
     },
 
-    /// A file is a Git LFS pointer: the weights were not downloaded.
-    #[error("{path} is a Git LFS pointer: expected the weights; run git lfs pull")]
+    /// A file is a Git LFS pointer: its content was not downloaded.
+    #[error("{path} is a Git LFS pointer: expected the file's content; run git lfs pull")]
     LfsPointer {
+        /// The file.
+        path: String,
+    },
+
+    /// A web page was saved in place of a file.
+    #[error(
+        "{path} is an HTML or XML page: expected the file's content; download the file itself (on \
+         the hub, its address has /resolve/, not /blob/)"
+    )]
+    WebPage {
         /// The file.
         path: String,
     },
