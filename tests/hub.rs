@@ -546,10 +546,8 @@ fn a_complete_cache_suffices_when_the_hub_is_unreachable() -> Result {
         error.starts_with("model.safetensors of model org/name is not in the cache "),
         "{error}"
     );
-    let cause = "and the hub cannot be reached: the request to 127.0.0.1:1 failed: Connection \
-                 refused (os error 111); try again later";
-    #[cfg(target_os = "linux")]
-    assert!(error.ends_with(cause), "{error}");
+    let cause = "and the hub cannot be reached: the request to 127.0.0.1:1 failed: ";
+    assert!(error.contains(cause), "{error}");
     Ok(())
 }
 
