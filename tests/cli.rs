@@ -281,10 +281,21 @@ fn cosines_of_a_model_trained_for_another_similarity_print_a_warning() -> anyhow
         std::fs::copy(&entry, to)?;
     }
     let settings = dir.path().join("config_sentence_transformers.json");
-    std::fs::write(settings, r#"{"similarity_fn_name": "dot"}"#)?;
     let model = dir.path().to_str().expect("UTF-8");
-    let warning = stderr(bert(&["similarity", "--model", model, "a", "b"], b"").success());
-    assert_eq!(warning, "bert: the model's similarity_fn_name is \"dot\"; cosines are printed");
+    for (name, expected) in [
+        ("dot", "is \"dot\"; cosines are printed"),
+        (
+            "maxsim",
+            "\"maxsim\" is unknown: expected cosine, dot, euclidean or manhattan; cosines are \
+             printed",
+        ),
+    ] {
+        std::fs::write(&settings, format!(r#"{{"similarity_fn_name": "{name}"}}"#))?;
+        let warning = stderr(bert(&["similarity", "--model", model, "a", "b"], b"").success());
+        assert_eq!(warning, format!("bert: the model's similarity_fn_name {expected}"));
+        let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+        assert_eq!(embedder.similarity_fn_name(), if name == "dot" { name } else { "cosine" });
+    }
     let quiet = bert(&["embed", "--model", model, "a"], b"").success();
     assert!(quiet.get_output().stderr.is_empty(), "vectors do not depend on the similarity");
     Ok(())

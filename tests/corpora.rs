@@ -604,6 +604,30 @@ fn extensions_are_case_insensitive_and_unsupported_formats_are_refused() -> Resu
 
 /// A date that JSON cannot represent is an error, and NaN becomes null with a warning. Tables keep
 /// both.
+/// As a file of records, on standard input, and as a file of vectors.
+#[test]
+fn a_feather_v1_file_is_refused_by_name() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let bytes = b"FEA1\0\0\0\0\x10\0\0\0FEA1";
+    fs::write(corpora.path("old.feather"), bytes)?;
+    let (model, old) = (corpora.model.path().to_str().unwrap(), corpora.path("old.feather"));
+    let stdin = ["--input", "-", "--input-format", "arrow"];
+    for (name, run) in [
+        (&old[..], corpora.embed(&["--input", &old])),
+        ("standard input", corpora.embed_stdin(&stdin, bytes)),
+        (&old, bert(&["search", "--model", model, "--corpus", &old, "a"], b"")),
+    ] {
+        assert_eq!(
+            stderr(run.code(1)),
+            format!(
+                "bert: {name} is a Feather V1 file: expected Arrow IPC, which is Feather V2; convert \
+                 it with pyarrow: feather.write_feather(feather.read_table(FILE), OUTPUT)"
+            )
+        );
+    }
+    Ok(())
+}
+
 #[test]
 fn values_without_a_json_form_are_refused_or_null() -> Result<()> {
     use arrow_array::Float64Array;

@@ -124,6 +124,76 @@ fn a_setting_of_the_wrong_type_is_an_error_that_names_its_file() {
     }
 }
 
+/// Each file that an embedder reads, with the files that must be there so that it is read.
+#[test]
+fn a_git_lfs_pointer_or_a_web_page_is_recognised_in_every_file() -> anyhow::Result<()> {
+    const DENSE: (&str, &str) = (
+        "modules.json",
+        r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+            {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]"#,
+    );
+    const DENSE_CONFIG: (&str, &str) =
+        ("2_Dense/config.json", r#"{"in_features": 384, "out_features": 2}"#);
+    let class = |class: &'static str| ("tokenizer_config.json", class);
+    let roberta = class(r#"{"tokenizer_class": "RobertaTokenizer"}"#);
+    // Without content: the file is removed.
+    let no_json = ("tokenizer.json", "");
+    let cases = [
+        ("config.json", vec![]),
+        ("model.safetensors", vec![]),
+        ("model.safetensors.index.json", vec![("model.safetensors", "")]),
+        ("pytorch_model.bin", vec![("model.safetensors", "")]),
+        ("pytorch_model.bin.index.json", vec![("model.safetensors", "")]),
+        ("adapter_config.json", vec![]),
+        ("modules.json", vec![]),
+        ("config_sentence_transformers.json", vec![]),
+        ("sentence_bert_config.json", vec![]),
+        ("1_Pooling/config.json", vec![]),
+        ("2_Dense/config.json", vec![DENSE]),
+        ("2_Dense/model.safetensors", vec![DENSE, DENSE_CONFIG]),
+        ("tokenizer.json", vec![]),
+        ("tokenizer_config.json", vec![]),
+        ("special_tokens_map.json", vec![]),
+        ("added_tokens.json", vec![]),
+        ("vocab.txt", vec![no_json]),
+        ("vocab.json", vec![no_json, roberta]),
+        ("merges.txt", vec![no_json, roberta, ("vocab.json", "{}")]),
+        (
+            "sentencepiece.bpe.model",
+            vec![no_json, class(r#"{"tokenizer_class": "XLMRobertaTokenizer"}"#)],
+        ),
+        ("spiece.model", vec![no_json, class(r#"{"tokenizer_class": "AlbertTokenizer"}"#)]),
+        ("spm.model", vec![no_json, class(r#"{"tokenizer_class": "DebertaV2Tokenizer"}"#)]),
+    ];
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n";
+    let page = "\u{feff}\n<!DOCTYPE html>\n<html lang=\"en\">";
+    let denied = "<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>";
+    let web_page = "is an HTML or XML page: expected the file's content; download the file itself \
+                    (on the hub, its address has /resolve/, not /blob/)";
+    for (file, others) in cases {
+        for (content, expected) in [
+            (pointer, "is a Git LFS pointer: expected the file's content; run git lfs pull"),
+            (page, web_page),
+            (denied, web_page),
+        ] {
+            let dir = changed("README.md", "");
+            for &(name, content) in others.iter().chain([&(file, content)]) {
+                let path = dir.path().join(name);
+                fs::create_dir_all(path.parent().unwrap())?;
+                match content {
+                    "" => fs::remove_file(path)?,
+                    content => fs::write(path, content)?,
+                }
+            }
+            let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
+            let error = embedder.map(|_| ()).expect_err(file).to_string();
+            assert_eq!(error, format!("{} {expected}", dir.path().join(file).display()));
+        }
+    }
+    Ok(())
+}
+
 /// The weights in the subfolder would be read instead of the chosen file.
 #[test]
 fn a_chosen_weights_file_is_refused_if_the_transformer_is_in_a_subfolder() {

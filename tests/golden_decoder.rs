@@ -318,6 +318,10 @@ fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
     let unwritten = twice.path().join("unwritten");
     EncoderDecoder::save(&unwritten, &config, &HashMap::new()).unwrap_err();
     assert!(!unwritten.exists());
+    let mut more = tensors.clone();
+    more.extend((0..9).map(|i| (format!("x{i}"), tensors.values().next().unwrap().clone())));
+    let error = EncoderDecoder::save(&unwritten, &config, &more).unwrap_err().to_string();
+    assert!(error.starts_with("tensor \"x0\" has no known prefix"), "{error}");
     let own = |name: &String| name.contains("cross_attention") || name.contains("lm_head");
     tensors.retain(|name, _| name.starts_with("encoder.") || own(name));
     let mut config = config;

@@ -546,6 +546,61 @@ fn a_complete_cache_suffices_when_the_hub_is_unreachable() -> Result {
         error.starts_with("model.safetensors of model org/name is not in the cache "),
         "{error}"
     );
+    let cause = "and the hub cannot be reached: the request to 127.0.0.1:1 failed: ";
+    assert!(error.contains(cause), "{error}");
+    Ok(())
+}
+
+/// The hub, the proxy or the name that fails, in place of a hub that can be reached.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_unreachable_hub_is_an_error_that_names_the_host_or_the_proxy_and_the_cause() -> Result {
+    let fixture = Fixture::new(hub, store);
+    let refusing = Server::start(|_| Response::new(407, &[]));
+    let label = "a".repeat(64); // longer than the DNS permits
+    let long_name = format!("http://{label}.org");
+    let (closed, no_proxy) = ("http://user:secret@127.0.0.1:1", "127.0.0.1");
+    let through = |proxy: &str| {
+        let proxy = proxy.replace("user:secret@", "");
+        format!(
+            "the request through the proxy {proxy} (ALL_PROXY, HTTPS_PROXY or HTTP_PROXY) failed: "
+        )
+    };
+    let refused = "Connection refused (os error 111)";
+    for (endpoint, variables, expected) in [
+        ("http://127.0.0.1:1", vec![], format!("the request to 127.0.0.1:1 failed: {refused}")),
+        (
+            &long_name,
+            vec![],
+            format!("the request to {label}.org failed: failed to lookup address information"),
+        ),
+        (&fixture.hub.url, vec![("HTTPS_PROXY", closed)], through(closed) + refused),
+        (
+            &fixture.hub.url,
+            vec![("ALL_PROXY", &refusing.url)],
+            through(&refusing.url) + "proxy server responded 407",
+        ),
+        (
+            "http://127.0.0.1:1",
+            vec![("HTTP_PROXY", closed), ("NO_PROXY", no_proxy)],
+            format!("the request to 127.0.0.1:1 failed: {refused}"),
+        ),
+        (
+            &fixture.hub.url,
+            vec![("ALL_PROXY", "socks5://user:secret@127.0.0.1:1")],
+            "the proxy socks5://127.0.0.1:1 is not supported: expected http:// or https:// in \
+             ALL_PROXY, HTTPS_PROXY or HTTP_PROXY"
+                .to_string(),
+        ),
+    ] {
+        let mut command = bert(&fixture);
+        command.args(["embed", "--model", "org/name", "a"]).env("HF_ENDPOINT", endpoint);
+        let error = command.envs(variables).assert().code(1).get_output().stderr.clone();
+        let error = String::from_utf8(error)?;
+        let url = format!("{endpoint}/org/name/resolve/main/modules.json cannot be fetched: ");
+        assert!(error.starts_with(&format!("bert: {url}{expected}")), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
     Ok(())
 }
 
@@ -673,6 +728,9 @@ fn bert(fixture: &Fixture) -> Command {
         "HF_HUB_DISABLE_IMPLICIT_TOKEN",
     ] {
         command.env_remove(name);
+    }
+    for name in ["ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"] {
+        command.env_remove(name).env_remove(name.to_lowercase());
     }
     command
 }

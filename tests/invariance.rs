@@ -1,15 +1,19 @@
 //! In f32, bf16 and int8, the embedding of a text has the same bits in every batch, order and
-//! amount of padding, and with every number of threads. `MHA_ISA` selects the instruction set of
+//! amount of padding, with every number of threads, and in every process. `MHA_ISA` selects the instruction set of
 //! the run.
 
-use std::sync::OnceLock;
+use std::{fs, sync::OnceLock};
 
 use candle_core::{Device::Cpu, IndexOp, Tensor};
 use encoder::{Embedder, Precision};
 use mha::AttentionMask;
 use proptest::{prelude::*, sample};
+use serde_json::{Map, Value, json};
 
-use crate::support::{MINILM, golden, max_difference};
+use crate::{
+    cli::{bert, stdout},
+    support::{MINILM, golden, golden_copy, max_difference},
+};
 
 /// The expected results: the texts, and for each precision an embedder and the embedding of each
 /// text in a batch of its own.
@@ -21,7 +25,7 @@ struct Reference {
 fn reference() -> &'static Reference {
     static REFERENCE: OnceLock<Reference> = OnceLock::new();
     REFERENCE.get_or_init(|| {
-        let texts = std::fs::read_to_string(golden("sentences.txt")).unwrap();
+        let texts = fs::read_to_string(golden("sentences.txt")).unwrap();
         let texts: Vec<String> = texts.lines().map(String::from).collect();
         let precisions = [Precision::F32, Precision::Bf16, Precision::Int8].map(|precision| {
             let embedder = Embedder::from_dir(MINILM, precision, &Cpu).unwrap();
@@ -84,4 +88,69 @@ proptest! {
             prop_assert_eq!(max_difference(&got, &expected.i(0)?)?, 0.0, "{:?}", precision);
         }
     }
+}
+
+/// `WORD` and `Wörd` are equal after lowercasing and without accents. The tokens are added by the
+/// rules of a class, by a whole `tokenizer.json`, and with lowercasing that
+/// `sentence_bert_config.json` puts before a normalizer that keeps the case.
+#[test]
+fn added_tokens_that_are_equal_after_normalisation_give_the_same_bytes_in_every_process()
+-> anyhow::Result<()> {
+    let vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"];
+    let added: Vec<_> = (6..)
+        .zip(["WORD", "Wörd", "Tea", "TEA", "téa"])
+        .map(|(id, content)| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+                   "rstrip": false, "normalized": true, "special": false})
+        })
+        .collect();
+    let by_id: Map<String, Value> =
+        added.iter().map(|token| (token["id"].to_string(), token.clone())).collect();
+    let tokenizer_json = |normalizer: Value| {
+        let vocab: Map<String, Value> =
+            vocab.iter().zip(0..).map(|(token, id)| (token.to_string(), id.into())).collect();
+        let model = json!({"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocab,
+                           "continuing_subword_prefix": "##", "max_input_chars_per_word": 100});
+        let json = json!({"version": "1.0", "model": model, "normalizer": normalizer,
+                          "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": added});
+        ("tokenizer.json", json.to_string())
+    };
+    let config = |json: Value| ("tokenizer_config.json", json.to_string());
+    let whole = || config(json!({"tokenizer_class": "PreTrainedTokenizerFast"}));
+    let uncased = json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                      "strip_accents": true, "lowercase": true});
+    let accents = json!({"type": "Sequence", "normalizers": [{"type": "NFD"},
+                         {"type": "StripAccents"}]});
+    let modules = json!([
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+    ]);
+    let of_class = json!({"tokenizer_class": "BertTokenizer", "added_tokens_decoder": by_id});
+    for files in [
+        vec![config(of_class), ("vocab.txt", vocab.join("\n"))],
+        vec![whole(), tokenizer_json(uncased)],
+        vec![
+            whole(),
+            tokenizer_json(accents),
+            ("sentence_bert_config.json", r#"{"do_lower_case": true}"#.to_string()),
+        ],
+    ] {
+        let dir = golden_copy("bert_gelu", &["config.json", "model.safetensors"])?;
+        fs::create_dir(dir.path().join("1_Pooling"))?;
+        let pooling = ("1_Pooling/config.json", r#"{"pooling_mode": "mean"}"#.to_string());
+        for (name, content) in
+            files.iter().chain([&("modules.json", modules.to_string()), &pooling])
+        {
+            fs::write(dir.path().join(name), content)?;
+        }
+        let model = dir.path().to_str().expect("UTF-8");
+        let embed =
+            || stdout(bert(&["embed", "--model", model, "a wörd", "tea", "TEA"], b"").success());
+        let first = embed();
+        assert_eq!(first.lines().count(), 3, "{first}");
+        for _ in 1..20 {
+            assert_eq!(embed(), first, "{files:?}");
+        }
+    }
+    Ok(())
 }

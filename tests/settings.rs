@@ -80,7 +80,7 @@ fn embedder() -> Probe {
         });
     let mut file = |name: &str, bytes: Vec<u8>| files.insert(name.to_string(), bytes);
     file("modules.json", modules.to_string().into_bytes());
-    file("1_Pooling/config.json", b"{}".to_vec());
+    file("1_Pooling/config.json", br#"{"embedding_dimension": 24}"#.to_vec());
     file("2_Dense/config.json", br#"{"in_features": 24, "out_features": 24}"#.to_vec());
     file("2_Dense/model.safetensors", safetensors::serialize(weights, None).unwrap());
     Probe { files, run: embed }

@@ -99,6 +99,11 @@ fn normalize_and_dense(t: &mut Table) {
             "Dense with an unknown activation_function",
             r#"{"in_features": 24, "out_features": 2, "activation_function": "mine.F"}"#,
         ),
+        (
+            "Dense with activation_function null",
+            r#"{"in_features": 24, "out_features": 2, "activation_function": null}"#,
+        ),
+        ("Dense with bias null", r#"{"in_features": 24, "out_features": 2, "bias": null}"#),
         ("Dense with the wrong in_features", r#"{"in_features": 25, "out_features": 2}"#),
         (
             "Dense without residual.weight",
@@ -159,7 +164,7 @@ fn settings(t: &mut Table) {
         (
             "a module with custom code",
             "modules.json",
-            r#"[{"type": "custom_st.Transformer"}, {"type": "sentence_transformers.models.Pooling"}]"#,
+            r#"[{"type": "custom_st.Transformer", "path": ""}, {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#,
         ),
         ("modules.json with invalid JSON", "modules.json", "["),
     ] {
@@ -248,4 +253,38 @@ fn modules(t: &mut Table) {
             c.add_pooling().add_module("Dense", path).check_embedding(|h| h.i(0))
         });
     }
+    // The Pooling's folder, which has the config of CLS pooling. Other folders have other configs.
+    for path in ["1_Pooling", "./1_Pooling", "1_Pooling//", "", ".", "2_Dense", "3"] {
+        t.case(&format!("Pooling with path {path:?}"), |c| {
+            set_modules(c, json!({"path": path})).check_embedding(|h| h.i(0))
+        });
+    }
+    for (name, entry) in [
+        ("Pooling without path", json!({})),
+        ("Pooling with path null", json!({"path": null})),
+        ("Pooling with the name of the Transformer", json!({"path": "1_Pooling", "name": "0"})),
+    ] {
+        t.case(name, |c| set_modules(c, entry).check_embedding(|h| h.i(0)));
+    }
+    for (name, config) in [
+        ("Pooling config {}", json!({})),
+        ("Pooling config with pooling_mode null", json!({"pooling_mode": null})),
+        ("Pooling config with the dimension only", json!({"word_embedding_dimension": 24})),
+    ] {
+        t.case(name, |c| {
+            c.add_pooling().set_file(POOLING_CONFIG, config.to_string());
+            c.check_embedding(|h| h.mean(0))
+        });
+    }
+}
+
+/// A Transformer and a Pooling with CLS pooling in `1_Pooling`; `entry` has further keys of the
+/// Pooling's entry in `modules.json`. The folder `2_Dense` has the config of a Dense.
+fn set_modules(c: &mut Checkpoint, mut entry: serde_json::Value) -> &mut Checkpoint {
+    entry["type"] = json!("sentence_transformers.models.Pooling");
+    let transformer =
+        json!({"type": "sentence_transformers.models.Transformer", "path": "", "name": "0"});
+    c.add_pooling().set_file("modules.json", json!([transformer, entry]).to_string());
+    c.set_file(POOLING_CONFIG, r#"{"pooling_mode": "cls"}"#);
+    c.set_file("2_Dense/config.json", r#"{"in_features": 24, "out_features": 2}"#)
 }

@@ -29,10 +29,16 @@ pub fn run(args: Args) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Warns that cosines are printed, if the model was trained for another similarity function.
+/// Warns that cosines are printed, if the model was trained for another similarity function, or for
+/// one that is unknown.
 pub fn warn_other_similarity(embedder: &Embedder) {
     let similarity = embedder.similarity_fn_name();
-    if similarity != "cosine" {
+    if let Some(unknown) = embedder.unknown_similarity_fn_name() {
+        messages::print(&format!(
+            "the model's similarity_fn_name {unknown:?} is unknown: expected cosine, dot, \
+             euclidean or manhattan; cosines are printed"
+        ));
+    } else if similarity != "cosine" {
         messages::print(&format!(
             "the model's similarity_fn_name is {similarity:?}; cosines are printed"
         ));

@@ -96,6 +96,16 @@ pub enum Error {
         source: ArrowError,
     },
 
+    /// A file is Feather V1, the format before Arrow IPC.
+    #[error(
+        "{name} is a Feather V1 file: expected Arrow IPC, which is Feather V2; convert it with \
+         pyarrow: feather.write_feather(feather.read_table(FILE), OUTPUT)"
+    )]
+    FeatherV1 {
+        /// The input's name.
+        name: String,
+    },
+
     /// Standard input is not an Arrow IPC stream, or a pipe contains the Arrow IPC file format.
     #[error(
         "{name} cannot be read as an Arrow IPC stream: {source}; to read the Arrow IPC file format, \

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::Error;
+
 /// Extensions of unsupported formats. Files with other unknown extensions are read as text lines.
 const UNSUPPORTED: [&str; 32] = [
     "7z",
@@ -90,6 +92,18 @@ pub(crate) fn compressed_extension(path: &Path) -> (String, Option<Compression>)
         other => return (other.to_string(), None),
     };
     (extension(&path.with_extension("")), Some(compression))
+}
+
+/// Checks that a file for [`RecordFormat::Arrow`] or [`VectorFormat::Arrow`] is not Feather V1,
+/// which has the same extension. `start` has the first bytes of the file.
+///
+/// # Errors
+/// [`Error::FeatherV1`].
+pub(crate) fn refuse_feather_v1(start: &[u8], name: &str) -> Result<(), Error> {
+    match start.starts_with(b"FEA1") {
+        true => Err(Error::FeatherV1 { name: name.to_string() }),
+        false => Ok(()),
+    }
 }
 
 impl RecordFormat {

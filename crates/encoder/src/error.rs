@@ -72,8 +72,8 @@ pub enum Error {
 
     /// A file is not in the cache, and the hub is in offline mode or cannot be reached.
     #[error(
-        "{file} of model {id} is not in the cache {cache}, and the hub is in offline mode or cannot \
-         be reached: download it once online, without HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
+        "{file} of model {id} is not in the cache {cache}, and the hub {}",
+        why_offline(cause.as_deref())
     )]
     Offline {
         /// The model's name.
@@ -82,6 +82,8 @@ pub enum Error {
         file: String,
         /// The cache folder.
         cache: String,
+        /// Why the hub cannot be reached; `None` in offline mode.
+        cause: Option<String>,
     },
 
     /// The hub's URL is not an HTTP URL.
@@ -220,9 +222,19 @@ pub enum Error {
         what: String,
     },
 
-    /// A file is a Git LFS pointer: the weights were not downloaded.
-    #[error("{path} is a Git LFS pointer: expected the weights; run git lfs pull")]
+    /// A file is a Git LFS pointer: its content was not downloaded.
+    #[error("{path} is a Git LFS pointer: expected the file's content; run git lfs pull")]
     LfsPointer {
+        /// The file.
+        path: String,
+    },
+
+    /// A web page was saved in place of a file.
+    #[error(
+        "{path} is an HTML or XML page: expected the file's content; download the file itself (on \
+         the hub, its address has /resolve/, not /blob/)"
+    )]
+    WebPage {
         /// The file.
         path: String,
     },
@@ -609,6 +621,15 @@ impl From<Error> for candle_core::Error {
 /// The first 40 characters of a text, for errors.
 pub(crate) fn beginning(text: &str) -> String {
     text.chars().take(40).collect()
+}
+
+fn why_offline(cause: Option<&str>) -> String {
+    match cause {
+        Some(cause) => format!("cannot be reached: {cause}; try again later"),
+        None => "is in offline mode: download it once online, without HF_HUB_OFFLINE and \
+                 TRANSFORMERS_OFFLINE"
+            .to_string(),
+    }
 }
 
 fn expected_prompts(names: &[String]) -> String {

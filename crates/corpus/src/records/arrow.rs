@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, Cursor, Read, Seek},
+    io::{self, BufRead, BufReader, Cursor, Read, Seek},
 };
 
 use arrow_array::RecordBatch;
@@ -12,6 +12,7 @@ use arrow_schema::ArrowError;
 use crate::{
     Error, Result,
     catch_panic::catch_panic,
+    format::refuse_feather_v1,
     records::{batches, stream::Records},
 };
 
@@ -23,19 +24,23 @@ const FILE_MAGIC: &[u8] = b"ARROW1";
 ///
 /// # Errors
 /// [`Error::Read`] if the file cannot be read; [`Error::Arrow`] if the file is not Arrow IPC;
+/// [`Error::FeatherV1`] if it is Feather V1;
 /// [`Error::ArrowStream`] if standard input is not an Arrow IPC stream, or if a pipe contains the
 /// file format; the errors of [`batches::read`].
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
     let stream_error = |source| Error::ArrowStream { name: name.to_string(), source };
+    let read_error = |source| Error::Read { name: name.to_string(), source };
     let Some(mut file) = file else {
-        let input = WholeMessages(BufReader::new(io::stdin()));
+        let mut input = BufReader::new(io::stdin());
+        refuse_feather_v1(input.fill_buf().map_err(read_error)?, name)?;
+        let input = WholeMessages(input);
         let reader = catch_panic(|| StreamReader::try_new(input, None)).map_err(stream_error)?;
         return batches::read(reader.schema(), WholeStream(reader), name, column);
     };
     let error = |source| Error::Arrow { name: name.to_string(), source };
     let mut start = vec![];
-    let read_error = |source| Error::Read { name: name.to_string(), source };
     (&file).take(FILE_MAGIC.len() as u64).read_to_end(&mut start).map_err(read_error)?;
+    refuse_feather_v1(&start, name)?;
     if start == FILE_MAGIC {
         // A pipe cannot be rewound: it must contain a stream.
         file.rewind().map_err(|error| stream_error(error.into()))?;

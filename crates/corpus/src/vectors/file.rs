@@ -23,6 +23,7 @@ use crate::{
     EMBEDDING, Error, RecordSource, Result, VectorFormat,
     catch_panic::{catch_panic, catch_panics},
     columns::{NonFinite, rows_to_json},
+    format::refuse_feather_v1,
     records::Record,
     vectors::{
         jsonl::{first_row_that_fails, open_objects},
@@ -94,8 +95,8 @@ impl VectorFile {
     /// # Errors
     /// - [`Error::Read`] if the file cannot be opened
     /// - [`Error::NotVectors`] for another extension
-    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`] if the content is not in the
-    ///   extension's format
+    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`], [`Error::FeatherV1`] if the content
+    ///   is not in the extension's format
     /// - [`Error::NoColumn`], [`Error::VectorType`] if the file has no column `embedding`, or the
     ///   column does not contain vectors
     pub fn open(path: &Path) -> Result<Self> {
@@ -116,6 +117,7 @@ impl VectorFile {
                 (Content::Parquet(metadata), dimension)
             }
             Some(VectorFormat::Arrow) => {
+                refuse_feather_v1(&bytes, &name)?;
                 let open = || FileReader::try_new(Cursor::new(bytes.clone()), None);
                 let reader = catch_panic(open)
                     .map_err(|source| Error::Arrow { name: name.clone(), source })?;

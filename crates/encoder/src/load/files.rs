@@ -184,7 +184,8 @@ impl ModelFiles {
     /// The bytes of a required file. `expected` describes its content in the error message.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it cannot be read; for a
+    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it cannot be read;
+    /// [`Error::LfsPointer`] or [`Error::WebPage`] if something else was saved in its place; for a
     /// model on the hub also [`Error::Offline`], [`Error::NoModel`], [`Error::NoRevision`],
     /// [`Error::Gated`], [`Error::Fetch`], [`Error::WrongFile`] and [`Error::Cache`].
     pub fn need(&self, file: &str, expected: &'static str) -> Result<Cow<'static, [u8]>> {
@@ -203,23 +204,30 @@ impl ModelFiles {
     }
 
     /// Opens a file for reading parts of it; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// [`Error::LfsPointer`] or [`Error::WebPage`] if something else was saved in its place; the
+    /// errors of [`Self::need`].
     pub(crate) fn open(&self, file: &str) -> Result<Option<Opened>> {
         let relative = format!("{}{file}", self.prefix);
         let opened = match &self.source {
             Source::Memory(memory) => {
-                return Ok(memory.files.get(&relative).cloned().map(Opened::Bytes));
+                memory.files.get(&relative).map(|bytes| Ok(Opened::Bytes(bytes.clone())))
             }
-            Source::Dir(dir) => Opened::file(&dir.join(relative)),
+            Source::Dir(dir) => Some(Opened::file(&dir.join(relative))),
             #[cfg(feature = "hub")]
-            Source::Hub(model) => match model.get(&relative)? {
-                Some(path) => Opened::file(&path),
-                None => return Ok(None),
-            },
+            Source::Hub(model) => model.get(&relative)?.map(|path| Opened::file(&path)),
         };
-        match opened {
-            Ok(file) => Ok(Some(file)),
-            Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(self.io(file, source)),
+        let opened = match opened {
+            None => return Ok(None),
+            Some(Err(source)) if source.kind() == ErrorKind::NotFound => return Ok(None),
+            Some(opened) => opened.map_err(|source| self.io(file, source))?,
+        };
+        let beginning = opened.at(0, opened.len().min(BEGINNING) as usize);
+        match saved_instead(&beginning.map_err(|source| self.io(file, source))?) {
+            None => Ok(Some(opened)),
+            Some(SavedInstead::LfsPointer) => Err(Error::LfsPointer { path: self.path(file) }),
+            Some(SavedInstead::WebPage) => Err(Error::WebPage { path: self.path(file) }),
         }
     }
 
@@ -268,6 +276,30 @@ fn json_error(path: &str, key: String, source: serde_json::Error) -> Error {
     Error::Json { path: path.to_string(), at, source }
 }
 
+/// What was saved in place of a file.
+enum SavedInstead {
+    /// The text that Git LFS stores in a repository instead of the file.
+    LfsPointer,
+    /// The page of a hub that shows the file, or the error page of a server.
+    WebPage,
+}
+
+/// Number of bytes from which [`saved_instead`] recognises its cases.
+const BEGINNING: u64 = 64;
+
+/// Recognises, by its first bytes, what was saved in place of a file.
+fn saved_instead(beginning: &[u8]) -> Option<SavedInstead> {
+    let text = beginning.strip_prefix(b"\xef\xbb\xbf").unwrap_or(beginning).trim_ascii_start();
+    let starts_with = |start: &str| {
+        text.get(..start.len()).is_some_and(|text| text.eq_ignore_ascii_case(start.as_bytes()))
+    };
+    if starts_with("version https://git-lfs.github.com/spec/") {
+        return Some(SavedInstead::LfsPointer);
+    }
+    let is_page = ["<!doctype ", "<html", "<?xml "].into_iter().any(starts_with);
+    is_page.then_some(SavedInstead::WebPage)
+}
+
 /// A file that changed less than this long ago is recent. The time stamps of all common file
 /// systems are finer than this.
 const RECENT: Duration = Duration::from_secs(3);
@@ -296,10 +328,10 @@ impl Opened {
     fn into_bytes(self) -> io::Result<Cow<'static, [u8]>> {
         match self {
             Self::File { file, .. } => {
-                let mut bytes = vec![];
-                file.into_inner()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .read_to_end(&mut bytes)?;
+                let (mut file, mut bytes) =
+                    (file.into_inner().unwrap_or_else(PoisonError::into_inner), vec![]);
+                file.rewind()?;
+                file.read_to_end(&mut bytes)?;
                 Ok(bytes.into())
             }
             Self::Bytes(bytes) => Ok(Arc::unwrap_or_clone(bytes)),

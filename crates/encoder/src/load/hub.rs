@@ -12,7 +12,7 @@ use std::{
     io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
@@ -24,7 +24,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
 use ureq::{
-    Agent, Body,
+    Agent, Body, Proxy, ProxyProtocol, Timeout,
     http::{Response, Uri, header::AUTHORIZATION},
     tls::{RootCerts, TlsConfig},
 };
@@ -46,6 +46,11 @@ const ATTEMPTS: u32 = 5;
 
 /// Wait before the second attempt. It doubles with every further attempt.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Timeout of a response, and of each read of its body.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum wait that a `Retry-After` header can request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -244,9 +249,9 @@ impl Hub {
             .https_only(self.endpoint.0.starts_with("https://"))
             .http_status_as_error(false)
             .max_redirects(0) // `request` follows redirects, without the token
-            .timeout_connect(Some(Duration::from_secs(10)))
-            .timeout_recv_response(Some(Duration::from_secs(60)))
-            .timeout_per_read(Some(Duration::from_secs(60)))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(READ_TIMEOUT))
+            .timeout_per_read(Some(READ_TIMEOUT))
             .user_agent(concat!("bert/", env!("CARGO_PKG_VERSION")))
             .build()
             .into();
@@ -254,8 +259,8 @@ impl Hub {
         let repo = Repo::with_revision(name.to_string(), RepoType::Model, revision.clone());
         let folder = self.cache.path().join(repo.folder_name());
         let (hub, id, commit) = (self.clone(), name.to_string(), OnceLock::new());
-        let (unreachable, reached) = (AtomicBool::new(false), AtomicBool::new(false));
-        let model = HubModel { hub, id, revision, folder, commit, agent, unreachable, reached };
+        let (failure, reached) = (Mutex::new(None), AtomicBool::new(false));
+        let model = HubModel { hub, id, revision, folder, commit, agent, failure, reached };
         Ok(ModelFiles::hub(model))
     }
 }
@@ -271,9 +276,9 @@ pub(super) struct HubModel {
     /// The commit of the revision, once it is known. All files are of this commit.
     commit: OnceLock<String>,
     agent: Agent,
-    /// Whether the last request or download failed in all its attempts. Further ones are then
+    /// The cause, if the last request or download failed in all its attempts. Further ones are then
     /// attempted only once.
-    unreachable: AtomicBool,
+    failure: Mutex<Option<String>>,
     /// Whether the hub has answered a request, other than with a status of a transient failure.
     reached: AtomicBool,
 }
@@ -350,12 +355,17 @@ impl HubModel {
     /// answered any request. Once it has answered, a failed request is an error: otherwise, an
     /// optional file that could not be downloaded would silently count as missing.
     fn is_offline(&self) -> bool {
-        self.hub.offline || (self.unreachable.load(Relaxed) && !self.reached.load(Relaxed))
+        self.hub.offline || (self.failure().is_some() && !self.reached.load(Relaxed))
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn offline(&self, file: &str) -> Error {
         let cache = self.hub.cache.path().display().to_string();
-        Error::Offline { id: self.id.clone(), file: file.to_string(), cache }
+        let (id, file, cause) = (self.id.clone(), file.to_string(), self.failure().clone());
+        Error::Offline { id, file, cache, cause }
     }
 
     /// The commit of the revision, if it is known without a request.
@@ -585,7 +595,7 @@ impl HubModel {
     }
 
     /// Repeats an attempt until it succeeds, or until [`ATTEMPTS`] consecutive attempts have
-    /// failed. An attempt is not repeated if the hub is already `unreachable`.
+    /// failed. An attempt is not repeated after another `failure`.
     fn with_retries<T>(
         &self,
         url: &str,
@@ -595,7 +605,7 @@ impl HubModel {
         loop {
             let (what, wait) = match attempt()? {
                 Attempt::Done(done) => {
-                    self.unreachable.store(false, Relaxed);
+                    *self.failure() = None;
                     return Ok(done);
                 }
                 Attempt::RetryWithProgress(what) => {
@@ -605,10 +615,9 @@ impl HubModel {
                 Attempt::Retry(what, wait) => (what, wait),
             };
             failures += 1;
-            if failures == ATTEMPTS || self.unreachable.load(Relaxed) {
-                self.unreachable.store(true, Relaxed);
-                let what = format!("{what}; try again later");
-                return Err(self.fetch_error(url, what));
+            if failures == ATTEMPTS || self.failure().is_some() {
+                *self.failure() = Some(what.clone());
+                return Err(self.fetch_error(url, format!("{what}; try again later")));
             }
             thread::sleep(wait.max(FIRST_WAIT * 2u32.pow(failures - 1)));
         }
@@ -619,6 +628,15 @@ impl HubModel {
     fn request(&self, method: &str, url: &str, start: u64) -> Result<Attempt<Response<Body>>> {
         let mut uri: Uri = url.parse().map_err(|e| self.fetch_error(url, format!("{e}")))?;
         let hub_origin = origin(&uri);
+        let proxy = self.agent.config().proxy().filter(|proxy| !proxy.is_no_proxy(&uri));
+        if let Some(proxy) = proxy.filter(|proxy| !is_http(proxy)) {
+            let what = format!(
+                "the proxy {} is not supported: expected http:// or https:// in ALL_PROXY, \
+                 HTTPS_PROXY or HTTP_PROXY",
+                shown_proxy(proxy)
+            );
+            return Err(self.fetch_error(url, what));
+        }
         for _ in 0..=MAX_REDIRECTS {
             let mut request = match method {
                 "HEAD" => self.agent.head(&uri),
@@ -640,9 +658,9 @@ impl HubModel {
                     | ureq::Error::Tls(_)
                     | ureq::Error::RequireHttpsOnly(_)),
                 ) => {
-                    return Err(self.fetch_error(url, failed.to_string()));
+                    return Err(self.fetch_error(url, cause(&failed, &uri, proxy)));
                 }
-                Err(failed) => return Ok(retry(failed)),
+                Err(failed) => return Ok(retry(cause(&failed, &uri, proxy))),
             };
             let status = response.status();
             if [408, 429, 500, 502, 503, 504].contains(&status.as_u16()) {
@@ -693,6 +711,39 @@ impl HubModel {
             Ok(())
         }
     }
+}
+
+/// The cause of a failed request for `uri`: which host or proxy failed, and how.
+fn cause(error: &ureq::Error, uri: &Uri, proxy: Option<&Proxy>) -> String {
+    let what = match error {
+        ureq::Error::Io(error) => error.to_string(), // refused, an unknown name, a certificate
+        ureq::Error::ConnectProxyFailed(what) => what.clone(),
+        ureq::Error::Timeout(Timeout::Connect) => {
+            format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())
+        }
+        ureq::Error::Timeout(_) => format!("no response within {} s", READ_TIMEOUT.as_secs()),
+        other => other.to_string(),
+    };
+    match proxy.filter(|proxy| !proxy.is_no_proxy(uri)) {
+        Some(proxy) => format!(
+            "the request through the proxy {} (ALL_PROXY, HTTPS_PROXY or HTTP_PROXY) failed: {what}",
+            shown_proxy(proxy)
+        ),
+        None => {
+            let port = uri.port().map_or(String::new(), |port| format!(":{port}"));
+            format!("the request to {}{port} failed: {what}", uri.host().unwrap_or_default())
+        }
+    }
+}
+
+/// Whether requests can be sent through a proxy. The crate `ureq` ignores a SOCKS proxy here.
+fn is_http(proxy: &Proxy) -> bool {
+    matches!(proxy.protocol(), ProxyProtocol::Http | ProxyProtocol::Https)
+}
+
+/// The URL of a proxy without its credentials.
+fn shown_proxy(proxy: &Proxy) -> String {
+    without_credentials(proxy.uri().to_string().trim_end_matches('/'))
 }
 
 /// Opens a file for reading and writing, and creates it and its folder if necessary.
@@ -808,6 +859,33 @@ mod tests {
             ("https://host/path", "https://host/path"),
         ] {
             assert_eq!(without_credentials(endpoint), shown);
+        }
+    }
+
+    #[test]
+    fn the_cause_of_a_failed_request_names_the_host_or_the_proxy() {
+        let uri: Uri = "https://host:81/a/b".parse().unwrap();
+        let proxy = Proxy::new("http://user:secret@proxy:8080").unwrap();
+        let refused = || ureq::Error::Io(io::ErrorKind::ConnectionRefused.into());
+        let timeout = |which| ureq::Error::Timeout(which);
+        for (error, expected) in [
+            (refused(), "connection refused"),
+            (ureq::Error::HostNotFound, "host not found"),
+            (timeout(Timeout::Connect), "no connection within 10 s"),
+            (timeout(Timeout::RecvResponse), "no response within 60 s"),
+            (ureq::Error::ConnectProxyFailed("responded 407".to_string()), "responded 407"),
+        ] {
+            assert_eq!(
+                cause(&error, &uri, None),
+                format!("the request to host:81 failed: {expected}")
+            );
+            assert_eq!(
+                cause(&error, &uri, Some(&proxy)),
+                format!(
+                    "the request through the proxy http://proxy:8080 (ALL_PROXY, HTTPS_PROXY or \
+                     HTTP_PROXY) failed: {expected}"
+                )
+            );
         }
     }
 

@@ -43,9 +43,11 @@ const MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 /// `Result` with the reason why a file cannot be read.
 type Result<T> = std::result::Result<T, String>;
 
-/// Whether `torch.save` may have written a file with these first bytes.
-pub(super) fn is_pickled(first_bytes: &[u8]) -> bool {
-    first_bytes.starts_with(ZIP) || first_bytes.starts_with(MAGIC)
+/// Whether `torch.save` may have written a file, by its first bytes.
+pub(super) fn is_pickled(file: &Opened) -> std::io::Result<bool> {
+    let longest = ZIP.len().max(MAGIC.len());
+    let first_bytes = file.at(0, file.len().min(longest as u64) as usize)?;
+    Ok(first_bytes.starts_with(ZIP) || first_bytes.starts_with(MAGIC))
 }
 
 /// Locates the tensors of a file that `torch.save` wrote.

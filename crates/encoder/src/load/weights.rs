@@ -25,9 +25,6 @@ const FILES: [&str; 4] =
 /// Maximum length of a safetensors header in bytes, as in the `safetensors` crate.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The beginning of a Git LFS pointer file.
-const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
-
 /// The tensors of a checkpoint, in one file or several.
 pub(crate) struct Weights {
     path: String,
@@ -55,7 +52,8 @@ impl Weights {
     /// # Errors
     /// - [`Error::NoFile`] if the weights or a shard are missing; [`Error::Io`] if a file cannot be
     ///   read
-    /// - [`Error::Safetensors`], [`Error::Pickle`] or [`Error::LfsPointer`] for an invalid file
+    /// - [`Error::Safetensors`], [`Error::Pickle`], [`Error::LfsPointer`] or [`Error::WebPage`] for
+    ///   an invalid file
     /// - [`Error::Json`], [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for
     ///   an invalid index
     /// - the errors of a download, listed at [`ModelFiles::need`]
@@ -195,19 +193,14 @@ fn to_row_major(data: &[u8], tensor: &TensorInfo, strides: &[usize]) -> Vec<u8> 
 
 impl Shard {
     fn open(path: String, file: Opened) -> Result<Self> {
-        let io = |source| Error::Io { path: path.clone(), source };
-        let first_bytes =
-            file.at(0, file.len().min(LFS_POINTER.len() as u64) as usize).map_err(io)?;
-        if *first_bytes == *LFS_POINTER {
-            return Err(Error::LfsPointer { path: path.clone() });
-        }
-        let tensors = if path.ends_with(".bin") || pickle::is_pickled(&first_bytes) {
+        let is_pickled = pickle::is_pickled(&file);
+        let is_pickled = is_pickled.map_err(|source| Error::Io { path: path.clone(), source })?;
+        let tensors = if path.ends_with(".bin") || is_pickled {
             let tensors = pickle::tensors(&file);
             tensors.map_err(|what| Error::Pickle { path: path.clone(), what })?
         } else {
             safetensors(&file, &path)?
         };
-        drop(first_bytes);
         Ok(Self { path, file, tensors })
     }
 }

@@ -2,7 +2,10 @@
 //! `EncoderDecoderModel`.
 //! Rothe et al. 2020, <https://arxiv.org/abs/1907.12461>.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
@@ -131,8 +134,10 @@ impl EncoderDecoder {
         tensors: &HashMap<String, Tensor>,
     ) -> Result<()> {
         let dir = dir.as_ref();
+        // In the order of the names, so that the same tensors give the same error.
+        let sorted: BTreeMap<&String, &Tensor> = tensors.iter().collect();
         if !config.tie_encoder_decoder {
-            let (dtype, device) = match tensors.values().find(|tensor| tensor.dtype().is_float()) {
+            let (dtype, device) = match sorted.values().find(|tensor| tensor.dtype().is_float()) {
                 Some(tensor) => (tensor.dtype(), tensor.device().clone()),
                 None => (DType::F32, Device::Cpu),
             };
@@ -141,7 +146,7 @@ impl EncoderDecoder {
         }
         let [encoder, decoder] = Naming::encoder_decoder(&[], false);
         let mut renamed = HashMap::new();
-        for (name, tensor) in tensors {
+        for (name, tensor) in sorted {
             let checkpoint_name = match name.split_once('.') {
                 Some(("encoder", name)) => encoder.checkpoint_name(name).0,
                 Some(("decoder", name)) => decoder.checkpoint_name(name).0,

@@ -103,8 +103,8 @@ impl EncoderModel {
     /// # Errors
     /// - [`Error::NoFolder`] if the folder does not exist; [`Error::NoFile`] if a file does not
     ///   exist
-    /// - [`Error::Io`], [`Error::Json`], [`Error::Safetensors`], [`Error::Pickle`] or
-    ///   [`Error::LfsPointer`] if a file cannot be read
+    /// - [`Error::Io`], [`Error::Json`], [`Error::Safetensors`], [`Error::Pickle`],
+    ///   [`Error::LfsPointer`] or [`Error::WebPage`] if a file cannot be read
     /// - [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for an invalid index
     ///   of shards; [`Error::TwoPrefixes`] for weights of two models
     /// - [`Error::Unsupported`] for a setting in `config.json` that is not implemented, or for a

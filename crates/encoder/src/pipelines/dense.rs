@@ -80,9 +80,20 @@ const ACTIVATIONS: [(&str, TorchActivation); 7] = [
 struct DenseConfig {
     in_features: usize,
     out_features: usize,
-    bias: Option<bool>,
-    activation_function: Option<String>,
-    use_residual: Option<bool>,
+    #[serde(default = "with_bias")]
+    bias: bool,
+    #[serde(default = "tanh")]
+    activation_function: String,
+    #[serde(default)]
+    use_residual: bool,
+}
+
+fn with_bias() -> bool {
+    true
+}
+
+fn tanh() -> String {
+    "torch.nn.Tanh".to_string()
 }
 
 impl Dense {
@@ -104,7 +115,7 @@ impl Dense {
         if config.in_features != width {
             return Err(Error::Width { path, got: config.in_features, expected: width });
         }
-        let class = config.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
+        let class = &config.activation_function;
         let activation = TorchActivation::from_class(class, &path, "activation_function")?;
         load::module(files, read, device, |vb| Self::new(&config, activation, vb))
     }
@@ -112,9 +123,9 @@ impl Dense {
     fn new(config: &DenseConfig, activation: TorchActivation, vb: VarBuilder) -> Result<Self> {
         let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
         Ok(Self {
-            linear: Linear::load(ComputeType::F32, i, o, bias.unwrap_or(true), vb.pp("linear"))?,
+            linear: Linear::load(ComputeType::F32, i, o, bias, vb.pp("linear"))?,
             activation,
-            residual: match use_residual.unwrap_or(false) {
+            residual: match use_residual {
                 false => Residual::None,
                 true if i == o => Residual::Input,
                 true => Residual::Projected(Linear::load(

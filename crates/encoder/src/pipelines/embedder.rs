@@ -23,6 +23,9 @@ use crate::{
     text::tokenizer_config,
 };
 
+/// The similarity functions of sentence-transformers, the default first.
+const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
+
 /// A sentence embedding model: tokenizer, encoder, pooling, and the modules after the pooling.
 ///
 /// # Examples
@@ -375,10 +378,19 @@ impl Embedder {
         self.prompts.default_prompt_name()
     }
 
-    /// The similarity function of the model's files, `cosine` by default. It does not affect the
-    /// vectors.
+    /// The similarity function of the model's files: `cosine`, `dot`, `euclidean` or `manhattan`.
+    /// It is `cosine` if the files name none or an unknown one, as in sentence-transformers. It
+    /// does not affect the vectors.
     pub fn similarity_fn_name(&self) -> &str {
-        self.prompts.similarity_fn_name.as_deref().unwrap_or("cosine")
+        let name = self.prompts.similarity_fn_name.as_deref();
+        name.filter(|name| SIMILARITIES.contains(name)).unwrap_or(SIMILARITIES[0])
+    }
+
+    /// The unknown similarity function that the model's files name, if any, in place of which
+    /// [`Self::similarity_fn_name`] is `cosine`.
+    pub fn unknown_similarity_fn_name(&self) -> Option<&str> {
+        let name = self.prompts.similarity_fn_name.as_deref();
+        name.filter(|name| !SIMILARITIES.contains(name))
     }
 
     /// The tokenizer.

@@ -1,6 +1,9 @@
 //! The modules of a sentence-transformers folder, from `modules.json`.
 
-use std::path::{Component, Path};
+use std::{
+    collections::BTreeSet,
+    path::{Component, Path},
+};
 
 use candle_core::{Device, Tensor};
 use mha::ops::l2_normalize;
@@ -9,6 +12,9 @@ use serde::Deserialize;
 use crate::{Error, ModelFiles, Pooling, Result, load::Read, pipelines::dense::Dense};
 
 const FILE: &str = "modules.json";
+
+/// The name of the pooled vectors, which is the input and the output of every module after them.
+const SENTENCE: &str = "sentence_embedding";
 
 /// A module after the pooling.
 #[derive(Clone, Debug)]
@@ -34,8 +40,8 @@ impl Module {
 struct Entry {
     #[serde(rename = "type")]
     class: String,
-    #[serde(default)]
     path: String,
+    name: Option<String>,
 }
 
 impl Entry {
@@ -49,30 +55,45 @@ impl Entry {
 }
 
 /// The keys of a module's `config.json` that name its input and output.
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
+#[serde(default)]
 struct InputOutput {
-    module_input_name: Option<String>,
+    module_input_name: String,
+    /// If absent, that of the input.
     module_output_name: Option<String>,
+}
+
+impl Default for InputOutput {
+    fn default() -> Self {
+        Self { module_input_name: SENTENCE.to_string(), module_output_name: None }
+    }
 }
 
 /// The entries of `modules.json`; `None` if there is no such file.
 ///
 /// # Errors
 /// [`Error::Io`] or [`Error::Json`] if the file cannot be read or parsed; [`Error::Unsupported`]
-/// for a module outside the folder.
+/// for a module outside the folder, or for two modules of the same name, of which
+/// sentence-transformers runs one.
 fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
     let Some(mut entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
+    let refuse = |key, expected, got: &str| {
+        Err(Error::Unsupported { path: files.path(FILE), key, expected, got: got.to_string() })
+    };
+    let mut names = BTreeSet::new();
     for entry in &mut entries {
-        let names = Path::new(&entry.path).components().map(|part| match part {
+        if let Some(name) = entry.name.as_ref().filter(|name| !names.insert(name.to_string())) {
+            return refuse("a second module's name", "a name for each module", name);
+        }
+        let parts = Path::new(&entry.path).components().filter(|part| *part != Component::CurDir);
+        let parts = parts.map(|part| match part {
             Component::Normal(name) => name.to_str(),
             _ => None,
         });
-        let Some(names) = names.collect::<Option<Vec<&str>>>() else {
-            let (path, key) = (files.path(FILE), "a module's path");
-            let expected = "a subfolder of the model's folder";
-            return Err(Error::Unsupported { path, key, expected, got: entry.path.clone() });
+        let Some(parts) = parts.collect::<Option<Vec<&str>>>() else {
+            return refuse("a module's path", "a subfolder of the model's folder", &entry.path);
         };
-        entry.path = names.join("/"); // without a slash at the end
+        entry.path = parts.join("/"); // without `.` and without a slash at the end
     }
     Ok(Some(entries))
 }
@@ -209,12 +230,12 @@ impl Chain {
                 _ => files.json("config.json")?.unwrap_or_default(),
             };
             for (key, name) in [
-                ("module_input_name", config.module_input_name),
+                ("module_input_name", Some(config.module_input_name)),
                 ("module_output_name", config.module_output_name),
             ] {
-                if let Some(got) = name.filter(|name| name != "sentence_embedding") {
-                    let (path, expected) = (files.path("config.json"), "sentence_embedding");
-                    return Err(Error::Unsupported { path, key, expected, got });
+                if let Some(got) = name.filter(|name| name != SENTENCE) {
+                    let path = files.path("config.json");
+                    return Err(Error::Unsupported { path, key, expected: SENTENCE, got });
                 }
             }
             modules.push(match entry.class() {

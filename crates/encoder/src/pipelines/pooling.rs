@@ -5,10 +5,14 @@ use std::{fmt, ops::Range, str::FromStr};
 
 use candle_core::{DType, Tensor};
 use mha::ops;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::{Error, Result, load::parse_json, models::encoder_model::no_rows};
+use crate::{
+    Error, Result,
+    load::{parse_json, parse_value},
+    models::encoder_model::no_rows,
+};
 
 /// A function from the hidden states of a sequence to one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,20 +131,35 @@ impl Pooling {
     /// absent and no key `pooling_mode_*` is true, the mode is [`PoolingMode::Mean`].
     ///
     /// # Errors
-    /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for an empty list of
-    /// modes, or a mode that [`PoolingMode`] lacks.
+    /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for a file without the
+    /// keys of a pooling, for an empty list of modes, or a mode that [`PoolingMode`] lacks.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let config: PoolingConfig = parse_json(json, path)?;
-        let names = config.modes();
-        let unsupported = || Error::Unsupported {
+        let keys: Map<String, Value> = parse_json(json, path)?;
+        let unsupported = |expected, got: String| Error::Unsupported {
             path: path.to_string(),
             key: "pooling_mode",
-            expected: "some of cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken",
-            got: if names.is_empty() { "none".to_string() } else { names.join(" + ") },
+            expected,
+            got,
         };
+        let is_of_pooling = |key: &String| {
+            key.starts_with("pooling_mode")
+                || ["embedding_dimension", "word_embedding_dimension"].contains(&key.as_str())
+        };
+        if !keys.keys().any(is_of_pooling) {
+            let expected = "a pooling_mode or the embedding_dimension of a Pooling module; check \
+                            the module's path in modules.json";
+            return Err(unsupported(expected, "none".to_string()));
+        }
+        let config: PoolingConfig = parse_value(Value::Object(keys), path)?;
+        let names = config.modes();
         let modes: std::result::Result<Vec<_>, _> =
             names.iter().map(|name| name.parse::<PoolingMode>()).collect();
-        let modes = modes.ok().filter(|modes| !modes.is_empty()).ok_or_else(unsupported)?;
+        let modes = modes.ok().filter(|modes| !modes.is_empty()).ok_or_else(|| {
+            let expected =
+                "some of cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken";
+            let got = if names.is_empty() { "none".to_string() } else { names.join(" + ") };
+            unsupported(expected, got)
+        })?;
         Ok(Self { modes, include_prompt: config.include_prompt })
     }
 
@@ -233,6 +252,8 @@ impl PoolingMode {
 /// The keys of the file: one switch per mode, or the names of the modes.
 #[derive(Deserialize)]
 struct PoolingConfig {
+    /// `None` if the key is absent; a null value is an error, as in sentence-transformers.
+    #[serde(default, deserialize_with = "not_null")]
     pooling_mode: Option<OneOrMany>,
     pooling_mode_cls_token: Option<bool>,
     pooling_mode_max_tokens: Option<bool>,
@@ -250,8 +271,14 @@ fn yes() -> bool {
     true
 }
 
+fn not_null<'de, D: Deserializer<'de>>(
+    value: D,
+) -> std::result::Result<Option<OneOrMany>, D::Error> {
+    OneOrMany::deserialize(value).map(Some)
+}
+
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a pooling mode or a list of pooling modes")]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -328,14 +355,42 @@ mod tests {
     }
 
     #[test]
-    fn include_prompt_must_be_a_boolean() {
-        assert!(read(r#"{"include_prompt": null}"#).unwrap_err().contains("expected a boolean"));
+    fn null_is_neither_a_mode_nor_a_boolean() {
+        for (json, expected) in [
+            (
+                r#"{"pooling_mode": "cls", "include_prompt": null}"#,
+                "include_prompt: invalid type: null, expected a boolean",
+            ),
+            (
+                r#"{"pooling_mode": null, "word_embedding_dimension": 2}"#,
+                "pooling_mode: expected a pooling mode or a list of pooling modes",
+            ),
+        ] {
+            let start = "1_Pooling/config.json cannot be parsed: ";
+            assert_eq!(read(json), Err(format!("{start}{expected}")));
+        }
     }
 
     #[test]
-    fn the_default_mode_is_the_mean() {
-        for json in [r#"{"pooling_mode_mean_tokens": false}"#, "{}", r#"{"pooling_mode": null}"#] {
+    fn the_default_mode_of_a_pooling_is_the_mean() {
+        for json in [
+            r#"{"pooling_mode_mean_tokens": false}"#,
+            r#"{"word_embedding_dimension": 2}"#,
+            r#"{"embedding_dimension": 2}"#,
+        ] {
             assert_eq!(read(json), Ok(PoolingMode::Mean.into()));
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_key_of_a_pooling_is_refused() {
+        for json in ["{}", r#"{"hidden_size": 2}"#, r#"{"include_prompt": false}"#] {
+            assert_eq!(
+                read(json).unwrap_err(),
+                "1_Pooling/config.json: pooling_mode none is not supported: expected a \
+                 pooling_mode or the embedding_dimension of a Pooling module; check the module's \
+                 path in modules.json"
+            );
         }
     }
 

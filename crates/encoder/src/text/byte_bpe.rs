@@ -10,7 +10,7 @@ use tokenizers::{
     processors::roberta::RobertaProcessing,
 };
 
-use crate::text::{tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson};
+use crate::text::{hash_order, tokenizer_config::TokenizerConfig, tokenizer_json::TokenizerJson};
 
 /// The model of a `tokenizer.json`. Its other keys are ignored: the rules are those of the class.
 #[derive(Deserialize)]
@@ -83,6 +83,7 @@ fn tokenizer(
     added: Vec<(u32, AddedToken)>,
     config: &TokenizerConfig,
 ) -> tokenizers::Result<Tokenizer> {
+    hash_order::check_ids(&vocab)?;
     // The crate `tokenizers` panics if the result of a merge is longer than every token.
     let longest = vocab.keys().map(String::len).max().unwrap_or(0);
     let merges = merges.map(|merge| match merge {

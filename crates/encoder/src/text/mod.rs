@@ -4,6 +4,7 @@ use std::ops::Range;
 
 mod byte_bpe;
 mod chunks;
+mod hash_order;
 pub(crate) mod packing;
 pub(crate) mod prompts;
 pub(crate) mod sentence_config;

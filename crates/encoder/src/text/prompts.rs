@@ -41,7 +41,7 @@ pub(crate) struct Prompts {
     default_prompt_name: Option<String>,
     /// The dimension that the model's vectors are truncated to.
     pub(crate) truncate_dim: Option<usize>,
-    /// The similarity that the model was trained for: cosine, dot, euclidean or manhattan.
+    /// The similarity that the model was trained for.
     pub(crate) similarity_fn_name: Option<String>,
     /// The PyTorch class of a cross-encoder's activation.
     pub(crate) activation_fn: Option<String>,

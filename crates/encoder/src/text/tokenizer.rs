@@ -24,7 +24,7 @@ use crate::{
     text::tokenizer_config::{self, TokenizerConfig},
     text::tokenizer_json::model_type,
     text::windows::{TextWindows, Window, window_ranges},
-    text::{byte_bpe, chunks, unigram, word_piece},
+    text::{byte_bpe, chunks, hash_order, unigram, word_piece},
 };
 
 /// The vocabulary of BERT's tokenizers: one token per line.
@@ -205,6 +205,7 @@ impl TextTokenizer {
         // removes. `encode` and `encode_pairs` truncate the texts instead.
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
+        guarded(|| hash_order::choose_added_tokens(&mut tokenizer)).map_err(error)?;
         let special_ids = settings.special_tokens(true);
         let special_ids = special_ids.filter_map(|token| tokenizer.token_to_id(token.text()));
         Ok(Self {
@@ -810,6 +811,9 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
     // The whole file is used in three cases: for a class that follows the file, for an unknown
     // class whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
     let mut tokenizer: Tokenizer = std::str::from_utf8(json)?.parse()?;
+    if !matches!(tokenizer.get_model(), ModelWrapper::Unigram(_)) {
+        hash_order::check_ids(&tokenizer.get_vocab(false))?;
+    }
     settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
     settings.add_special_tokens(&mut tokenizer, false)?;
     Ok(tokenizer)

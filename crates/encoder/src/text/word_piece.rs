@@ -12,7 +12,7 @@ use tokenizers::{
 };
 
 use crate::text::{
-    tokenizer_class::SpecialTokenLayout, tokenizer_config::TokenizerConfig,
+    hash_order, tokenizer_class::SpecialTokenLayout, tokenizer_config::TokenizerConfig,
     tokenizer_json::TokenizerJson,
 };
 
@@ -64,6 +64,7 @@ fn tokenizer(
     config: &TokenizerConfig,
     layout: SpecialTokenLayout,
 ) -> tokenizers::Result<Tokenizer> {
+    hash_order::check_ids(&vocab)?;
     let model = WordPiece::builder()
         .vocab(vocab)
         .unk_token(config.named("unk_token").to_string())
