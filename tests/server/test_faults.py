@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import select
 import shutil
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -293,6 +295,99 @@ class TestDisconnect:
             f"after {count} abandoned requests of {one:.2f} s, a small and a large request take "
             f"{seconds:.2f} and {again:.2f} s"
         )
+
+
+class TestConnectionLimit:
+    """The servers have `--max-connections 4`."""
+
+    LIVE = request("/live", b"", method="GET")
+
+    def idle(self, server, count=4):
+        """Connections between two requests, in the order in which they became idle."""
+        wires = [Wire(server) for _ in range(count)]
+        for wire in wires:
+            wire.send(self.LIVE)
+            assert wire.response().status == 200
+        return wires
+
+    def start(self, serve, *arguments):
+        server = serve("--max-connections", 4, *arguments)
+        server.client.close()  # one of the connections
+        return server
+
+    def test_the_connection_that_is_idle_for_the_longest_time_makes_place(self, serve):
+        server = self.start(serve)
+        wires = self.idle(server)
+        wires[0].send(self.LIVE)  # now the second one is idle for the longest time
+        assert wires[0].response().status == 200
+        busy = []
+        for closed in (1, 2, 3, 0):
+            busy.append(Wire(server))
+            busy[-1].send(self.LIVE)
+            response, seconds = elapsed(busy[-1].response)
+            assert response is not None and response.status == 200
+            assert seconds < 3, f"a new client waited {seconds:.1f} s"
+            assert wires[closed].is_closed(2), f"connection {closed} is still open"
+            wires[closed] = None
+            # A closed socket would be readable.
+            left = [wire.socket for wire in wires if wire]
+            assert not select.select(left, [], [], 0.1)[0], "only one place was needed"
+            busy[-1].send(request("/embed", {"inputs": TEXT})[:-1])
+
+    def test_connections_without_a_request_make_place(self, serve):
+        server = self.start(serve)
+        silent = [Wire(server) for _ in range(2)]
+        partial = [Wire(server) for _ in range(2)]
+        for wire in partial:
+            wire.send(self.LIVE[:-5])
+        with Wire(server) as new:
+            new.send(self.LIVE)
+            response, seconds = elapsed(new.response)
+        assert response is not None and response.status == 200
+        assert seconds < 3, f"a new client waited {seconds:.1f} s"
+        assert silent[0].is_closed(2)
+
+    def test_requests_in_progress_are_not_cut_off(self, serve):
+        server = self.start(serve, "--batch-delay", "4000")
+        busy = [Wire(server) for _ in range(4)]
+        for wire in busy:
+            wire.send(request("/embed", {"inputs": TEXT}))
+        with Wire(server) as new:
+            new.send(self.LIVE)
+            assert [wire.response().status for wire in busy] == [200] * 4
+            assert new.response().status == 200
+
+    def test_many_clients_at_once_are_all_answered(self, serve):
+        server = self.start(serve)
+        wires = [Wire(server, 60) for _ in range(40)]
+        for wire in wires:
+            wire.send(request("/live", b"", [("Connection", "close")], method="GET"))
+        assert [wire.response().status for wire in wires] == [200] * len(wires)
+
+
+class TestClientsThatDoNotRead:
+    def test_such_a_client_is_logged_with_the_id_of_its_request(self, serve):
+        server = serve("--timeout", "4")
+        # About 6 MB of JSON, more than the buffers of the sockets hold.
+        body = {"inputs": [[101] + [2158] * 200 + [102]] * 8}
+        with Wire(server) as wire:
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.send(request("/embed_all", body, [("X-Request-Id", "never-read")]))
+            lines = lambda: [line for line in server.log if "disconnected" in line]
+            wait_until(lines, 20, "the log has a line")
+        [line] = lines()
+        for part in ("never-read", "/embed_all", "does not read the response"):
+            assert part in line, line
+
+    def test_so_is_a_client_that_does_not_read_small_responses(self, serve):
+        server = serve("--timeout", "2")
+        data = request("/docs", b"", [("X-Request-Id", "never-read")], method="GET")
+        with Wire(server) as wire:
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.send(data * 400)  # about 10 MB of responses
+            lines = lambda: [line for line in server.log if "disconnected" in line]
+            wait_until(lines, 15, "the log has a line")
+        assert "never-read" in lines()[0] and "/docs" in lines()[0]
 
 
 def families(server):

@@ -151,6 +151,20 @@ def test_invalid_options_are_refused(arguments, code, message):
     assert "panicked" not in run.stderr
 
 
+def test_the_host_may_be_a_name(serve):
+    server = serve("--host", "localhost")
+    # /etc/hosts has an IPv4 address for this name, which is preferred.
+    assert server.host == "127.0.0.1"
+    assert server.get("/live").status_code == 200
+
+
+def test_a_host_that_cannot_be_resolved_is_named():
+    command = [BERT, "serve", "--port", "0", "--host", "no-such-host.invalid"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    assert run.returncode == 1, run.stderr
+    assert '--host "no-such-host.invalid" cannot be resolved: expected an IP address' in run.stderr
+
+
 def test_a_port_in_use_is_an_error(server):
     command = [BERT, "serve", "--port", str(server.port)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)

@@ -3,7 +3,7 @@
 use std::{
     env::VarError,
     fmt, fs, io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::{MAIN_SEPARATOR, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -15,7 +15,7 @@ use clap::{Parser, ValueEnum};
 use encoder::{Pooling, PoolingMode};
 use server::{Access, ApiKeys, Limits, Model, Models};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, lookup_host},
     signal::unix::{Signal, SignalKind, signal},
     task::spawn_blocking,
 };
@@ -54,9 +54,10 @@ pub struct Args {
     #[arg(long, value_name = "[NAME=]MODES", requires = "models")]
     pooling: Vec<Named<Modes>>,
 
-    /// Address to listen on
+    /// Address to listen on, or a name that resolves to one, such as localhost; an IPv4 address is
+    /// preferred
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    host: IpAddr,
+    host: String,
 
     /// Port to listen on; 0 selects a free port
     #[arg(long, default_value_t = 8080)]
@@ -85,6 +86,17 @@ pub struct Args {
 
 #[derive(clap::Args)]
 struct LimitArgs {
+    /// Maximum number of open connections. While there are as many, a new client waits until one
+    /// ends or has been idle for a second; idle connections are closed. Each connection needs an
+    /// open file
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = Limits::default().max_connections as u64,
+        value_parser = positive::<u64>,
+    )]
+    max_connections: u64,
+
     /// Maximum number of tokens that are computed together
     #[arg(
         long,
@@ -167,6 +179,7 @@ fn seconds(value: &str) -> Result<f64, String> {
 impl LimitArgs {
     fn limits(&self) -> Limits {
         let mut limits = Limits::default();
+        limits.max_connections = self.max_connections as usize;
         limits.max_batch_tokens = self.max_batch_tokens as usize;
         limits.batch_delay = Duration::from_millis(self.batch_delay);
         limits.max_requests = self.max_requests as usize;
@@ -402,7 +415,7 @@ pub fn run(args: Args) -> Result<()> {
     let models = Models::new(args.limits.limits())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
-        let address = SocketAddr::new(args.host, args.port);
+        let address = resolve(&args.host, args.port).await?;
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|error| {
             anyhow!("cannot listen on {address}: {error}; choose another --host or --port")
@@ -457,6 +470,16 @@ pub fn run(args: Args) -> Result<()> {
     #[cfg(feature = "otel")]
     traces::finish();
     result
+}
+
+/// The first IPv4 address of a host, or else its first address.
+async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    let found = lookup_host((host, port)).await;
+    let found: Vec<SocketAddr> = found.map(Iterator::collect).map_err(|error| {
+        anyhow!("--host {host:?} cannot be resolved: expected an IP address or a name; {error}")
+    })?;
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    first.copied().ok_or_else(|| anyhow!("--host {host:?} has no address: expected at least one"))
 }
 
 /// A future that is ready at SIGTERM or SIGINT, and a receiver of SIGHUP.

@@ -13,7 +13,7 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
     failure::{Failure, Kind},
-    input::discard,
+    input::refuse,
 };
 
 /// The paths that need no key: they reveal neither texts nor results.
@@ -82,9 +82,7 @@ pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Nex
         Some(None) => "the header Authorization is invalid: expected Bearer KEY",
         None => "the API key is missing: expected the header Authorization: Bearer KEY",
     };
-    Failure::new(Kind::Unauthorized, message)
-        .with_body_read(discard(request.into_body()).await)
-        .into_response()
+    refuse(Failure::new(Kind::Unauthorized, message), request).await.into_response()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::{
     Models,
     failure::{Failure, Interface, Kind},
-    input::Held,
+    input::{Held, refuse},
     sending::hold,
 };
 
@@ -90,7 +90,14 @@ pub async fn middleware(
     let held = Held::default();
     request.extensions_mut().insert(held.clone());
     let timeout = models.limits().timeout;
-    let result = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
+    let answer = async {
+        // `serve` has checked the header.
+        match request.extensions_mut().remove::<Failure>() {
+            None => next.run(request).await,
+            Some(failure) => refuse(failure, request).await.into_response(),
+        }
+    };
+    let result = tokio::time::timeout(timeout, answer).instrument(span.clone()).await;
     let mut response = result.unwrap_or_else(|_| {
         let seconds = timeout.as_secs_f64();
         let message = format!("the request was not received or answered within {seconds} s");
@@ -111,6 +118,7 @@ pub async fn middleware(
         response = failure.response(interface);
     }
     response.headers_mut().insert(REQUEST_ID, id);
+    response.extensions_mut().insert(span.clone()); // for the log of the connection
     if models.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

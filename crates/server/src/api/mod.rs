@@ -31,7 +31,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     ApiKeys, Models, api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError, json_response},
-    input::{discard, without_blocking_others},
+    input::{refuse, without_blocking_others},
     metrics::Stage,
     models::MAX_UNBATCHED_BYTES,
     responses::{self, Computed},
@@ -116,9 +116,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         async { response }
     };
     let refused = |kind, message| {
-        async move |request: Request| {
-            Failure::new(kind, message).with_body_read(discard(request.into_body()).await)
-        }
+        async move |request: Request| refuse(Failure::new(kind, message), request).await
     };
     let no_method = refused(Kind::Method, "the route has no such method: see /docs");
     let no_route = refused(Kind::NoRoute, "the route does not exist: see /docs");
