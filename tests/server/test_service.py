@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import (
-    BERT, KEYS, MINILM, MODELS, ROOT, assert_same_bits, bert_embed, describe, wait_until,
+    BERT, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, bert_embed, describe, wait_until,
 )
 
 LETTERS = ["a bad cab", "a bead"]
@@ -163,6 +163,34 @@ def test_a_host_that_cannot_be_resolved_is_named():
     run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
     assert run.returncode == 1, run.stderr
     assert '--host "no-such-host.invalid" cannot be resolved: expected an IP address' in run.stderr
+
+
+@pytest.mark.parametrize("change, param", [
+    ({"model": "nope"}, "model"),
+    ({"model": 5}, "model"),
+    ({"model": None}, "model"),
+    ({"model": "tagger"}, "model"),  # has another task
+    ({"input": ...}, "input"),
+    ({"input": []}, "input"),
+    ({"input": [[]]}, "input"),
+    ({"input": "a " * 600}, "input"),
+    ({"input": "a" * (1 << 20) + "a"}, "input"),
+    ({"input": [5]}, "input"),
+    ({"input": [[101, 5, 102], [101, 10**9, 102]]}, "input"),
+    ({"input": [{}]}, "input[0]"),
+    ({"dimensions": 0}, "dimensions"),
+    ({"dimensions": -1}, "dimensions"),
+    ({"dimensions": 10**6}, "dimensions"),
+    ({"encoding_format": "hex"}, "encoding_format"),
+    ({"no_such_field": 1}, "no_such_field"),
+], ids=lambda value: str(value)[:40])
+def test_errors_of_openai_name_the_field(models, change, param):
+    body = {"model": MINILM, "input": "a", **change}
+    body = {key: value for key, value in body.items() if value is not ...}
+    response = models.post("/v1/embeddings", body)
+    assert_error(response, {400, 404}, "openai")
+    error = response.json()["error"]
+    assert error["param"] == param, error
 
 
 def test_a_port_in_use_is_an_error(server):

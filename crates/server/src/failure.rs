@@ -183,6 +183,14 @@ impl Failure {
         Self { field: Some(shorten(field.to_string())), ..self }
     }
 
+    /// Sets the field of a failure that has none, unless the failure is a defect of the server.
+    pub fn with_default_field(self, field: &str) -> Self {
+        match self.field.is_none() && self.kind != Kind::Internal {
+            true => self.with_field(field),
+            false => self,
+        }
+    }
+
     /// Puts the name of an input before the message.
     pub fn with_name(self, name: &str) -> Self {
         Self { message: shorten(format!("{name}: {}", self.message)), ..self }

@@ -318,11 +318,16 @@ fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     Ok(value)
 }
 
-/// The failure of a field; `path` is `.` for the whole body.
+/// The failure of a field; `path` is `.` for the whole body, also if a field of it is missing.
 fn wrong_field(path: &str, source: &serde_json::Error) -> Failure {
-    match path {
-        "." => Failure::new(Kind::Field, source),
-        _ => Failure::new(Kind::Field, format!("{path}: {source}")).with_field(path),
+    if path != "." {
+        return Failure::new(Kind::Field, format!("{path}: {source}")).with_field(path);
+    }
+    let message = source.to_string();
+    let failure = Failure::new(Kind::Field, &message);
+    match message.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')) {
+        Some((field, _)) => failure.with_field(field),
+        None => failure,
     }
 }
 

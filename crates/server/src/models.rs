@@ -258,7 +258,8 @@ impl Models {
                 let (name, model) = self.any(name)?;
                 let own = model.task_name();
                 let message = format!("model {name:?} is for {own}: expected a model for {task}");
-                found((name, model)).ok_or_else(|| Failure::new(Kind::Backend, message))
+                found((name, model))
+                    .ok_or_else(|| Failure::new(Kind::Backend, message).with_field("model"))
             }
         }
     }

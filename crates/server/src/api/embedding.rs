@@ -153,7 +153,9 @@ pub async fn vectors(
     options: Options,
 ) -> Result<Embedded, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
-    let sequences = tokenize(models, &embedder, texts, options).await?;
+    let field = options.field;
+    let sequences = tokenize(models, &embedder, texts, options).await;
+    let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
     let tokens = token_count(&sequences);
     let target = found.model.vectors(embedder, normalize);
     Ok(Embedded { values: models.engine().compute(target, sequences).await?, tokens })
@@ -167,7 +169,8 @@ pub async fn states(
     options: Options,
 ) -> Result<Embedded, Failure> {
     let field = options.field;
-    let sequences = tokenize(models, &found.pipeline, texts, options).await?;
+    let sequences = tokenize(models, &found.pipeline, texts, options).await;
+    let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
     let tokens = token_count(&sequences);
     check_response(tokens * hidden_size(&found.model), field)?;
     let values = models.engine().compute(found.model.states(), sequences).await?;

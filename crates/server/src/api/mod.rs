@@ -24,7 +24,11 @@ use serde::Serialize;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::{
     OpenApi,
-    openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
+    openapi::{
+        RefOr, Schema,
+        schema::ArrayItems,
+        security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
+    },
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -109,6 +113,9 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         document.components.get_or_insert_default().add_security_scheme("api_key", bearer);
         document.security = Some(vec![SecurityRequirement::new("api_key", [""; 0])]);
     }
+    for (name, schema) in document.components.iter_mut().flat_map(|all| &mut all.schemas) {
+        set_min_items(name, schema);
+    }
     let document = document.to_json().expect("all keys of the document's maps are strings");
     let document = move || {
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
@@ -134,6 +141,22 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(models.clone(), responses::middleware))
         .with_state(models)
+}
+
+/// Sets `minItems` of the lists in the variants of an enum, for which utoipa has no attribute. These
+/// lists have at least one element, except the lists of token ids that `/decode` takes.
+fn set_min_items(name: &str, schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::OneOf(one_of)) = schema else { return };
+    for variant in &mut one_of.items {
+        let RefOr::T(Schema::Array(list)) = variant else { continue };
+        list.min_items = Some(1);
+        if let ArrayItems::RefOrSchema(items) = &mut list.items
+            && let RefOr::T(Schema::Array(inner)) = &mut **items
+            && name != "Ids"
+        {
+            inner.min_items = Some(1);
+        }
+    }
 }
 
 static INDEX: LazyLock<String> =
