@@ -269,7 +269,7 @@ class TestDisconnect:
             # A request is not counted if the client leaves before the server has read it.
             in_progress = lambda: "bert_requests_in_progress 2" in server.get("/metrics").text
             wait_until(in_progress, 5, "the requests for /embed and /metrics are in progress")
-        count = 'bert_requests_total{route="/embed",status="499"} 1'
+        count = f'bert_requests_total{{model="{MINILM}",route="/embed",status="499"}} 1'
         wait_until(lambda: count in server.get("/metrics").text, 10, "the request is counted")
         closed = "the client closed the connection"
         logged = lambda: any(closed in line and "/embed" in line for line in server.log)
@@ -437,6 +437,63 @@ class TestMetrics:
         assert not smaller, f"counters that decreased: {smaller}"
         by_ten = [key for key in after if after[key] - before.get(key, 0) == 10]
         assert by_ten, "no counter increased by 10 after 10 requests"
+
+    def value(self, server, name, **labels):
+        for family in families(server).values():
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+        return 0
+
+    def test_requests_texts_and_tokens_are_counted_by_model(self, models):
+        def counts(model):
+            return [
+                self.value(models, "bert_requests_total", route="/embed", model=model, status="200"),
+                self.value(
+                    models, "bert_request_duration_seconds_count", route="/embed", model=model
+                ),
+                self.value(models, "bert_texts_total", model=model),
+                self.value(models, "bert_tokens_total", model=model),
+            ]
+
+        before = {model: counts(model) for model in (MINILM, "sentences")}
+        body = {"inputs": LETTERS, "model": "sentences"}
+        models.json("/embed", body)
+        tokens = sum(map(len, models.json("/tokenize", body)))
+        models.json("/embed", {"inputs": "a"})  # the default model
+        after = {model: counts(model) for model in before}
+        grown = {
+            model: [a - b for a, b in zip(after[model], before[model])] for model in before
+        }
+        assert grown["sentences"][:2] == [1, 1] and grown["sentences"][3] == tokens
+        assert grown["sentences"][2] == 2 * len(LETTERS)  # /embed and /tokenize
+        assert grown[MINILM] == [1, 1, 1, 3]
+
+    @pytest.mark.parametrize("body, model, status", [
+        ({"inputs": "a " * 600}, MINILM, 413),
+        ({"inputs": "a", "model": "tagger"}, "tagger", 424),
+        ({"inputs": "a", "model": "nope"}, "", 404),
+        ({"inputs": 5}, "", 422),
+    ])
+    def test_failed_requests_are_counted_by_model_too(self, models, body, model, status):
+        labels = {"route": "/embed", "model": model, "status": str(status)}
+        before = self.value(models, "bert_requests_total", **labels)
+        assert models.post("/embed", body).status_code == status
+        assert self.value(models, "bert_requests_total", **labels) == before + 1
+
+    def test_the_age_of_the_oldest_waiting_request(self, serve):
+        server = serve("--batch-delay", "2000")
+        age = lambda: self.value(server, "bert_queue_oldest_seconds")
+        assert age() == 0
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(server.json, "/embed", {"inputs": TEXT})
+            wait_until(lambda: age() > 0, 1.5, "a request waits")
+            first, start = age(), time.monotonic()
+            time.sleep(0.5)
+            grown, seconds = age() - first, time.monotonic() - start
+            assert 0.4 < grown <= seconds + 0.1
+            waiting.result()
+        assert age() == 0
 
     def test_labels_are_bounded(self, server):
         """Paths and names of models that do not exist do not create series."""

@@ -18,8 +18,17 @@ def test_live_and_health(server):
     assert server.get("/health").status_code == 200
 
 
+def test_the_routes_of_sagemaker(server, models, keyed):
+    assert server.get("/ping").status_code == 200
+    body = {"inputs": ["A man is eating food."]}
+    assert server.json("/invocations", body) == server.json("/", body)
+    ranked = {"model": "ranker", "query": "a", "texts": ["b", "c"]}
+    assert models.json("/invocations", ranked) == models.json("/rerank", ranked)
+    assert keyed.post("/invocations", body).status_code == 401
+
+
 def test_health_needs_no_key(keyed):
-    for path in ("/live", "/health"):
+    for path in ("/live", "/health", "/ping"):
         response = keyed.get(path)
         assert response.status_code == 200, f"{path}: {describe(response)}"
 

@@ -126,7 +126,6 @@ impl Connections {
         self.changed.notify_one();
         number
     }
-
 }
 
 impl State {

@@ -106,6 +106,8 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .routes(routes!(service::info))
         .routes(routes!(service::live))
         .routes(routes!(service::health))
+        .routes(routes!(service::ping))
+        .routes(routes!(service::invocations))
         .routes(routes!(service::metrics));
     let (router, mut document) = routes.split_for_parts();
     if !api_keys.is_empty() {
@@ -210,7 +212,7 @@ fn response_of_size(
 
 /// Adds the number of texts to the metrics, and `computed` to the response, for the log.
 fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
-    models.metrics().texts.inc_by(computed.texts as u64);
+    models.metrics().texts(&computed.model).inc_by(computed.texts as u64);
     response.extensions_mut().insert(computed);
     response
 }
