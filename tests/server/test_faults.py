@@ -191,6 +191,41 @@ class TestReload:
         assert_same_bits(server.json("/embed", {"inputs": LETTERS}), expected)
 
 
+    def test_sighup_reads_the_api_keys_again(self, serve, tmp_path):
+        file = tmp_path / "keys"
+        file.write_text("old\n")
+        server = serve("--api-key-file", file, env={"BERT_API_KEYS": "constant"})
+
+        def status(key):
+            headers = {"authorization": f"Bearer {key}"}
+            return server.post("/embed", {"inputs": TEXT}, headers=headers).status_code
+
+        def reload(content, message):
+            file.write_text(content)
+            lines = len(server.log)
+            server.signal(signal.SIGHUP)
+            wait_until(lambda: any(message in line for line in server.log[lines:]), 30, message)
+
+        assert [status(key) for key in ("old", "new", "constant")] == [200, 401, 200]
+        reload("new\n", "API keys reloaded")
+        assert [status(key) for key in ("old", "new", "constant")] == [401, 200, 200]
+        # A file that the server would not start with changes nothing.
+        reload("n\u00e9w\n", "API keys not reloaded")
+        assert [status(key) for key in ("old", "new", "constant")] == [401, 200, 200]
+        assert not [line for line in server.log if "n\u00e9w" in line], "the log contains a key"
+
+    def test_sighup_without_keys_for_all_keeps_the_server_closed(self, serve, tmp_path):
+        file = tmp_path / "keys"
+        file.write_text("key\n")
+        server = serve("--api-key-file", file)
+        file.write_text("\n")
+        server.signal(signal.SIGHUP)
+        wait_until(
+            lambda: any("has no API keys" in line for line in server.log), 30, "the log has the error"
+        )
+        assert server.post("/embed", {"inputs": TEXT}).status_code == 401
+
+
 class TestOverload:
     @pytest.mark.slow
     def test_requests_beyond_max_requests_are_refused_and_do_not_slow_the_others(self, serve):

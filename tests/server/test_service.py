@@ -1,6 +1,7 @@
 """Options, health, keys, logs and the pages of the server."""
 
 import json
+import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,47 @@ def test_cors(serve, server):
     assert response.headers["access-control-allow-origin"] == "https://example.com"
     other = allowing.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.net"})
     assert "access-control-allow-origin" not in other.headers
+
+
+def test_options_come_from_the_environment(serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEYS[0]}\n")
+    server = serve(env={
+        "BERT_MODEL": f"small={MODELS[MINILM]}\ntiny={MODELS['sentences']}",
+        "BERT_DTYPE": "small=int8",
+        "BERT_POOLING": "tiny=cls,mean",
+        "BERT_HOST": "localhost",
+        "BERT_PORT": "1",  # the option takes precedence
+        "BERT_MAX_TEXTS": "2",
+        "BERT_AUTO_TRUNCATE": "1",
+        "BERT_API_KEY_FILE": str(keys),
+        "BERT_CORS": "https://example.org\nhttps://example.com",
+        "BERT_LOG": "json",
+    })
+    headers = {"authorization": f"Bearer {KEYS[0]}", "origin": "https://example.com"}
+    info = server.get("/info", headers=headers).json()
+    assert [model["name"] for model in info["models"]] == ["small", "tiny"]
+    assert info["models"][0]["dtype"] == "int8"
+    assert info["models"][1]["dimension"] == 2 * info["models"][1]["hidden_size"]
+    assert info["max_client_batch_size"] == 2 and info["auto_truncate"] is True
+    response = server.post("/embed", {"inputs": ["a"] * 3}, headers=headers)
+    assert response.status_code == 413
+    assert response.headers["access-control-allow-origin"] == "https://example.com"
+    server.stop()
+    assert all(isinstance(json.loads(line), dict) for line in server.log)
+
+
+@pytest.mark.parametrize("variable, value", [
+    ("BERT_PORT", "tcp://10.0.0.1:80"),  # of a service `bert` of Kubernetes
+    ("BERT_LOG_TEXTS", "maybe"),
+    ("BERT_MAX_BODY", "0"),
+    ("BERT_MODEL", "a=x\n"),
+])
+def test_a_wrong_variable_names_its_option(variable, value):
+    env = os.environ | {variable: value}
+    run = subprocess.run([BERT, "serve"], env=env, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    assert run.returncode == 2, run.stderr
+    assert "--" + variable[5:].lower().replace("_", "-") in run.stderr
 
 
 def test_cors_of_a_server_with_keys(serve):
