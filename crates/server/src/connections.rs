@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::{
+    body::{Body, Bytes, HttpBody},
+    http::{HeaderValue, Method, Uri},
+};
 use hyper::body::{Frame, SizeHint};
 use prometheus::IntGauge;
 use tokio::{
@@ -20,6 +23,8 @@ use tokio::{
 };
 use tokio_io_timeout::TimeoutStream;
 use tracing::Span;
+
+use crate::responses::request_span;
 
 /// An idle connection is not closed before this time, since its next request may be on its way.
 const MIN_IDLE: Duration = Duration::from_secs(1);
@@ -149,8 +154,15 @@ struct Activity {
     is_blocked: bool,
     /// The number of the connection among the idle ones.
     idle: Option<u64>,
-    /// The span of the last request that has a response.
-    span: Option<Span>,
+    /// The last request that has a response.
+    last: Option<Request>,
+}
+
+/// What the log says of a request. This is not its span, which ends with the request.
+pub struct Request {
+    pub id: HeaderValue,
+    pub method: Method,
+    pub uri: Uri,
 }
 
 impl Activity {
@@ -182,8 +194,9 @@ impl Connection {
     pub async fn evicted(&self) {
         loop {
             self.close.notified().await;
+            let idle = self.lock().idle;
             // A request may have arrived since.
-            if self.lock().is_idle() {
+            if idle.is_some() && self.all.lock().closing == idle {
                 return;
             }
         }
@@ -201,9 +214,11 @@ impl Connection {
         if let Poll::Ready(Err(error)) = result
             && error.kind() == io::ErrorKind::TimedOut
         {
-            let span = self.lock().span.clone().unwrap_or_else(Span::none);
+            let activity = self.lock();
+            let last = activity.last.as_ref();
+            let span = last.map(|Request { id, method, uri }| request_span(id, method, uri));
             let reason = "the client does not read the response";
-            span.in_scope(|| tracing::warn!(reason, "disconnected"));
+            span.unwrap_or_else(Span::none).in_scope(|| tracing::warn!(reason, "disconnected"));
         }
     }
 }
@@ -225,9 +240,9 @@ impl Drop for Connection {
 pub struct RequestGuard(Arc<Connection>);
 
 impl RequestGuard {
-    /// The response with this guard. `span` is the span of the request, for the log.
-    pub fn with_body(self, body: Body, span: Option<Span>) -> GuardedBody {
-        self.0.lock().span = span;
+    /// The body of the response, with this guard.
+    pub fn with_body(self, body: Body, request: Option<Request>) -> GuardedBody {
+        self.0.lock().last = request;
         GuardedBody { body, _guard: self }
     }
 }
@@ -374,11 +389,10 @@ mod tests {
         let [a, b] = [all.admit().await, all.admit().await];
         tokio::time::sleep(MIN).await;
         assert!(all.close_idle().is_none() && all.lock().closing.is_some());
-        let request = a.begin_request();
+        drop(a.begin_request());
         assert!(all.lock().closing.is_none());
         assert!(is_pending(a.evicted()).await);
         tokio::join!(all.admit(), close(b));
-        drop(request);
     }
 
     #[tokio::test]

@@ -8,11 +8,11 @@ use std::{
 
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderName, HeaderValue, header},
+    http::{HeaderName, HeaderValue, Method, Uri, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 use uuid::Uuid;
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     sending::hold,
 };
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of a request id that a client chooses.
 const MAX_REQUEST_ID: usize = 128;
 /// The status of a request whose client has left, in the log and the metrics, as in nginx.
@@ -61,7 +61,7 @@ struct InProgress<'a> {
     models: &'a Models,
     route: &'a str,
     model: &'a OnceLock<String>,
-    span: &'a tracing::Span,
+    span: &'a Span,
     start: Instant,
     has_response: bool,
 }
@@ -100,13 +100,7 @@ pub async fn middleware(
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
     let id = request_id(&request);
-    // An error-level span, so that no `RUST_LOG` level filters it out.
-    let span = tracing::error_span!(
-        "request",
-        id = id.to_str().unwrap_or_default(),
-        method = %request.method(),
-        path = request.uri().path(),
-    );
+    let span = request_span(&id, request.method(), request.uri());
     #[cfg(feature = "otel")]
     crate::traces::continue_trace(&span, request.headers());
     metrics.in_progress.inc();
@@ -151,7 +145,6 @@ pub async fn middleware(
         response = failure.response(interface);
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    response.extensions_mut().insert(span.clone()); // for the log of the connection
     if models.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -176,6 +169,12 @@ pub async fn middleware(
         (None, None) => tracing::debug!(status, seconds, "answered"),
     }
     response
+}
+
+/// The span of a request, for the log. No level of `RUST_LOG` filters out an error-level span.
+pub fn request_span(id: &HeaderValue, method: &Method, uri: &Uri) -> Span {
+    let id = id.to_str().unwrap_or_default();
+    tracing::error_span!("request", id, %method, path = uri.path())
 }
 
 /// The value of the request's header `x-request-id`, or a new id.

@@ -5,7 +5,7 @@ use std::{convert::Infallible, io, sync::Arc, time::Duration};
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderName, HeaderValue, Method, header},
+    http::{HeaderValue, Method, header},
     response::Response,
 };
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -19,12 +19,12 @@ use tokio::{
 };
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_service::Service;
-use tracing::Span;
 
 use crate::{
     ApiKeys, Models, api,
-    connections::{Connection, Connections, Stream},
+    connections::{self, Connection, Connections, Stream},
     framing,
+    responses::REQUEST_ID,
 };
 
 /// Maximum time for the header of a request, and for the pause between two requests of a
@@ -195,11 +195,14 @@ impl Accepted<'_> {
             if let Err(failure) = framing::check(&request) {
                 request.extensions_mut().insert(failure);
             }
+            let (method, uri) = (request.method().clone(), request.uri().clone());
             let response = service.clone().call(request);
             async {
-                let (mut parts, body) = response.await?.into_parts();
-                let span = parts.extensions.remove::<Span>();
-                Ok::<_, Infallible>(Response::from_parts(parts, guard.with_body(body, span)))
+                let (parts, body) = response.await?.into_parts();
+                let id = parts.headers.get(REQUEST_ID).cloned();
+                let body =
+                    guard.with_body(body, id.map(|id| connections::Request { id, method, uri }));
+                Ok::<_, Infallible>(Response::from_parts(parts, body))
             }
         });
         let served = http1::Builder::new()
@@ -227,11 +230,10 @@ fn cors(origins: &[HeaderValue]) -> CorsLayer {
         true => AllowOrigin::from(Any),
         false => AllowOrigin::list(origins.iter().cloned()),
     };
-    let id = HeaderName::from_static("x-request-id");
     CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST])
         // Clients send headers of their own, such as `x-stainless-os`.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([id, header::RETRY_AFTER])
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER])
 }
