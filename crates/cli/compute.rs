@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use encoder::{ModelFiles, PackedCache, Precision};
 
 use crate::{arguments::positive, messages};
@@ -36,13 +36,13 @@ pub struct Machine {
 
     /// Number of threads, at most 4 per CPU [default: the environment variable RAYON_NUM_THREADS,
     /// or the number of CPUs available to the process (affinity and cgroup limit)]
-    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
+    #[arg(long, env = "BERT_THREADS", value_name = "N", value_parser = positive::<usize>)]
     threads: Option<usize>,
 
     /// Do not use packed weights on disk. By default, the weights of a model are packed once for
     /// this CPU and --dtype and written to a file, which later runs map into memory; see bert cache
     /// --help
-    #[arg(long)]
+    #[arg(long, env = "BERT_NO_CACHE", value_parser = BoolishValueParser::new())]
     no_cache: bool,
 }
 

@@ -40,11 +40,13 @@ MODELS = {
 KEYS = ["first-key", "second-key"]
 LISTENING = re.compile(r"listening on http://([^\s\"]+):(\d+)")
 
+for variable in [name for name in os.environ if name.startswith("BERT_")]:
+    os.environ.pop(variable)
 os.environ["NO_PROXY"] = "127.0.0.1,localhost"
 os.environ["BERT_PACKED_CACHE"] = "off"  # write no files to the user's cache
 os.environ["BERT_DEVICE"] = "cpu"
 for variable in (
-    "BERT_API_KEYS", "RUST_LOG",  # of the server
+    "RUST_LOG",  # of the server
     "CO_API_KEY", "HF_HUB_OFFLINE", "HF_TOKEN", "OPENAI_API_KEY",  # of the clients
 ):
     os.environ.pop(variable, None)

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import select
 import shutil
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -189,6 +191,41 @@ class TestReload:
         assert_same_bits(server.json("/embed", {"inputs": LETTERS}), expected)
 
 
+    def test_sighup_reads_the_api_keys_again(self, serve, tmp_path):
+        file = tmp_path / "keys"
+        file.write_text("old\n")
+        server = serve("--api-key-file", file, env={"BERT_API_KEYS": "constant"})
+
+        def status(key):
+            headers = {"authorization": f"Bearer {key}"}
+            return server.post("/embed", {"inputs": TEXT}, headers=headers).status_code
+
+        def reload(content, message):
+            file.write_text(content)
+            lines = len(server.log)
+            server.signal(signal.SIGHUP)
+            wait_until(lambda: any(message in line for line in server.log[lines:]), 30, message)
+
+        assert [status(key) for key in ("old", "new", "constant")] == [200, 401, 200]
+        reload("new\n", "API keys reloaded")
+        assert [status(key) for key in ("old", "new", "constant")] == [401, 200, 200]
+        # A file that the server would not start with changes nothing.
+        reload("n\u00e9w\n", "API keys not reloaded")
+        assert [status(key) for key in ("old", "new", "constant")] == [401, 200, 200]
+        assert not [line for line in server.log if "n\u00e9w" in line], "the log contains a key"
+
+    def test_sighup_without_keys_for_all_keeps_the_server_closed(self, serve, tmp_path):
+        file = tmp_path / "keys"
+        file.write_text("key\n")
+        server = serve("--api-key-file", file)
+        file.write_text("\n")
+        server.signal(signal.SIGHUP)
+        wait_until(
+            lambda: any("has no API keys" in line for line in server.log), 30, "the log has the error"
+        )
+        assert server.post("/embed", {"inputs": TEXT}).status_code == 401
+
+
 class TestOverload:
     @pytest.mark.slow
     def test_requests_beyond_max_requests_are_refused_and_do_not_slow_the_others(self, serve):
@@ -267,7 +304,7 @@ class TestDisconnect:
             # A request is not counted if the client leaves before the server has read it.
             in_progress = lambda: "bert_requests_in_progress 2" in server.get("/metrics").text
             wait_until(in_progress, 5, "the requests for /embed and /metrics are in progress")
-        count = 'bert_requests_total{route="/embed",status="499"} 1'
+        count = f'bert_requests_total{{model="{MINILM}",route="/embed",status="499"}} 1'
         wait_until(lambda: count in server.get("/metrics").text, 10, "the request is counted")
         closed = "the client closed the connection"
         logged = lambda: any(closed in line and "/embed" in line for line in server.log)
@@ -293,6 +330,99 @@ class TestDisconnect:
             f"after {count} abandoned requests of {one:.2f} s, a small and a large request take "
             f"{seconds:.2f} and {again:.2f} s"
         )
+
+
+class TestConnectionLimit:
+    """The servers have `--max-connections 4`."""
+
+    LIVE = request("/live", b"", method="GET")
+
+    def idle(self, server, count=4):
+        """Connections between two requests, in the order in which they became idle."""
+        wires = [Wire(server) for _ in range(count)]
+        for wire in wires:
+            wire.send(self.LIVE)
+            assert wire.response().status == 200
+        return wires
+
+    def start(self, serve, *arguments):
+        server = serve("--max-connections", 4, *arguments)
+        server.client.close()  # one of the connections
+        return server
+
+    def test_the_connection_that_is_idle_for_the_longest_time_makes_place(self, serve):
+        server = self.start(serve)
+        wires = self.idle(server)
+        wires[0].send(self.LIVE)  # now the second one is idle for the longest time
+        assert wires[0].response().status == 200
+        busy = []
+        for closed in (1, 2, 3, 0):
+            busy.append(Wire(server))
+            busy[-1].send(self.LIVE)
+            response, seconds = elapsed(busy[-1].response)
+            assert response is not None and response.status == 200
+            assert seconds < 3, f"a new client waited {seconds:.1f} s"
+            assert wires[closed].is_closed(2), f"connection {closed} is still open"
+            wires[closed] = None
+            # A closed socket would be readable.
+            left = [wire.socket for wire in wires if wire]
+            assert not select.select(left, [], [], 0.1)[0], "only one place was needed"
+            busy[-1].send(request("/embed", {"inputs": TEXT})[:-1])
+
+    def test_connections_without_a_request_make_place(self, serve):
+        server = self.start(serve)
+        silent = [Wire(server) for _ in range(2)]
+        partial = [Wire(server) for _ in range(2)]
+        for wire in partial:
+            wire.send(self.LIVE[:-5])
+        with Wire(server) as new:
+            new.send(self.LIVE)
+            response, seconds = elapsed(new.response)
+        assert response is not None and response.status == 200
+        assert seconds < 3, f"a new client waited {seconds:.1f} s"
+        assert silent[0].is_closed(2)
+
+    def test_requests_in_progress_are_not_cut_off(self, serve):
+        server = self.start(serve, "--batch-delay", "4000")
+        busy = [Wire(server) for _ in range(4)]
+        for wire in busy:
+            wire.send(request("/embed", {"inputs": TEXT}))
+        with Wire(server) as new:
+            new.send(self.LIVE)
+            assert [wire.response().status for wire in busy] == [200] * 4
+            assert new.response().status == 200
+
+    def test_many_clients_at_once_are_all_answered(self, serve):
+        server = self.start(serve)
+        wires = [Wire(server, 60) for _ in range(40)]
+        for wire in wires:
+            wire.send(request("/live", b"", [("Connection", "close")], method="GET"))
+        assert [wire.response().status for wire in wires] == [200] * len(wires)
+
+
+class TestClientsThatDoNotRead:
+    def test_such_a_client_is_logged_with_the_id_of_its_request(self, serve):
+        server = serve("--timeout", "4")
+        # About 6 MB of JSON, more than the buffers of the sockets hold.
+        body = {"inputs": [[101] + [2158] * 200 + [102]] * 8}
+        with Wire(server) as wire:
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.send(request("/embed_all", body, [("X-Request-Id", "never-read")]))
+            lines = lambda: [line for line in server.log if "disconnected" in line]
+            wait_until(lines, 20, "the log has a line")
+        [line] = lines()
+        for part in ("never-read", "/embed_all", "does not read the response"):
+            assert part in line, line
+
+    def test_so_is_a_client_that_does_not_read_small_responses(self, serve):
+        server = serve("--timeout", "2")
+        data = request("/docs", b"", [("X-Request-Id", "never-read")], method="GET")
+        with Wire(server) as wire:
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.send(data * 400)  # about 10 MB of responses
+            lines = lambda: [line for line in server.log if "disconnected" in line]
+            wait_until(lines, 15, "the log has a line")
+        assert "never-read" in lines()[0] and "/docs" in lines()[0]
 
 
 def families(server):
@@ -342,6 +472,63 @@ class TestMetrics:
         assert not smaller, f"counters that decreased: {smaller}"
         by_ten = [key for key in after if after[key] - before.get(key, 0) == 10]
         assert by_ten, "no counter increased by 10 after 10 requests"
+
+    def value(self, server, name, **labels):
+        for family in families(server).values():
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+        return 0
+
+    def test_requests_texts_and_tokens_are_counted_by_model(self, models):
+        def counts(model):
+            return [
+                self.value(models, "bert_requests_total", route="/embed", model=model, status="200"),
+                self.value(
+                    models, "bert_request_duration_seconds_count", route="/embed", model=model
+                ),
+                self.value(models, "bert_texts_total", model=model),
+                self.value(models, "bert_tokens_total", model=model),
+            ]
+
+        before = {model: counts(model) for model in (MINILM, "sentences")}
+        body = {"inputs": LETTERS, "model": "sentences"}
+        models.json("/embed", body)
+        tokens = sum(map(len, models.json("/tokenize", body)))
+        models.json("/embed", {"inputs": "a"})  # the default model
+        after = {model: counts(model) for model in before}
+        grown = {
+            model: [a - b for a, b in zip(after[model], before[model])] for model in before
+        }
+        assert grown["sentences"][:2] == [1, 1] and grown["sentences"][3] == tokens
+        assert grown["sentences"][2] == 2 * len(LETTERS)  # /embed and /tokenize
+        assert grown[MINILM] == [1, 1, 1, 3]
+
+    @pytest.mark.parametrize("body, model, status", [
+        ({"inputs": "a " * 600}, MINILM, 413),
+        ({"inputs": "a", "model": "tagger"}, "tagger", 424),
+        ({"inputs": "a", "model": "nope"}, "", 404),
+        ({"inputs": 5}, "", 422),
+    ])
+    def test_failed_requests_are_counted_by_model_too(self, models, body, model, status):
+        labels = {"route": "/embed", "model": model, "status": str(status)}
+        before = self.value(models, "bert_requests_total", **labels)
+        assert models.post("/embed", body).status_code == status
+        assert self.value(models, "bert_requests_total", **labels) == before + 1
+
+    def test_the_age_of_the_oldest_waiting_request(self, serve):
+        server = serve("--batch-delay", "2000")
+        age = lambda: self.value(server, "bert_queue_oldest_seconds")
+        assert age() == 0
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(server.json, "/embed", {"inputs": TEXT})
+            wait_until(lambda: age() > 0, 1.5, "a request waits")
+            first, start = age(), time.monotonic()
+            time.sleep(0.5)
+            grown, seconds = age() - first, time.monotonic() - start
+            assert 0.4 < grown <= seconds + 0.1
+            waiting.result()
+        assert age() == 0
 
     def test_labels_are_bounded(self, server):
         """Paths and names of models that do not exist do not create series."""

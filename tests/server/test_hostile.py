@@ -305,6 +305,94 @@ class TestHeaders:
             assert response is not None and response.status in (400, 404, 405), (path, response)
 
 
+    @pytest.mark.parametrize("hosts", [
+        [], ["a", "a"], ["a", "b"], ["a b"], ["a/b"], ["user@a"],
+    ], ids=str)
+    def test_a_request_needs_one_valid_host(self, hostile, hosts):
+        for path, interface in (("/embed", "tei"), ("/v1/embeddings", "openai"), ("/live", "tei")):
+            data = request(path, {"inputs": TEXT}).replace(
+                b"Host: localhost\r\n", b"".join(b"Host: %s\r\n" % host.encode() for host in hosts)
+            )
+            with Wire(hostile) as wire:
+                wire.send(data)
+                response = wire.response()
+                assert response is not None and response.status == 400, response
+                body = json.loads(response.body)
+                message = body["error"]["message"] if interface == "openai" else body["error"]
+                assert message.startswith("the header Host is "), message
+                assert response.headers["x-request-id"]
+                wire.send(request("/live", b"", method="GET"))
+                assert wire.response().status == 200, "the body was read"
+
+    def test_a_request_of_http_1_0_needs_no_host(self, hostile):
+        data = request("/live", b"", method="GET", version="1.0").replace(b"Host: localhost\r\n", b"")
+        assert exchange(hostile, data).status == 200
+
+    @pytest.mark.parametrize("host", ["", "[::1]:80", "a.example:8080"])
+    def test_other_valid_hosts_are_accepted(self, hostile, host):
+        data = request("/live", b"", method="GET")
+        data = data.replace(b"Host: localhost", b"Host: " + host.encode())
+        assert exchange(hostile, data).status == 200
+
+
+class TestExpect:
+    """A request that its header decides gets no `100 Continue`, which would ask for its body."""
+
+    def refused(self, server, status, path="/embed", method="POST", **changes):
+        headers = {"Content-Type": "application/json", "Content-Length": "1000"} | {
+            name.replace("_", "-"): value for name, value in changes.items()
+        }
+        lines = [f"{method} {path} HTTP/1.1", "Host: a", "Expect: 100-continue"]
+        lines += [f"{name}: {value}" for name, value in headers.items() if value]
+        with Wire(server) as wire:
+            wire.send("\r\n".join(lines).encode() + b"\r\n\r\n")
+            response, seconds = elapsed(wire.response)
+            assert response is not None and response.status == status, response
+            assert wire.continues == 0, f"100 Continue was sent before {status}"
+            assert seconds < 0.9, "the server waited for the body"
+            # A client cannot know whether the body is still expected.
+            assert response.headers.get("connection", "").lower() == "close", response.headers
+            assert wire.is_closed(SOON)
+
+    def test_401_without_a_key(self, keyed):
+        self.refused(keyed, 401)
+
+    def test_404_of_an_unknown_route(self, hostile):
+        self.refused(hostile, 404, "/no/such/route")
+
+    def test_405_of_another_method(self, hostile):
+        self.refused(hostile, 405, method="DELETE")
+
+    def test_413_of_a_declared_length(self, hostile):
+        self.refused(hostile, 413, Content_Length=str(17 * MIB))
+
+    def test_415_of_another_type(self, hostile):
+        self.refused(hostile, 415, Content_Type="text/plain")
+        self.refused(hostile, 415, Content_Encoding="gzip")
+
+    def test_501_of_another_transfer_coding(self, hostile):
+        self.refused(hostile, 501, Content_Length=None, Transfer_Encoding="gzip, chunked")
+
+    def test_a_route_that_reads_no_body_answers_without_it(self, hostile):
+        with Wire(hostile) as wire:
+            wire.send(request("/live", b"x" * 9, [("Expect", "100-continue")], method="GET")[:-9])
+            assert wire.response().status == 200 and wire.continues == 0
+
+    def test_an_accepted_request_gets_100_and_then_its_response(self, hostile):
+        data = request("/embed", {"inputs": TEXT}, [("Expect", "100-continue")])
+        end = data.index(b"\r\n\r\n") + 4
+        with Wire(hostile) as wire:
+            for _ in range(2):
+                wire.continues = 0
+                wire.send(data[:end])
+                assert wire.file.readline().startswith(b"HTTP/1.1 100")
+                assert wire.file.readline() == b"\r\n"
+                wire.send(data[end:])
+                response = wire.response()
+                assert response.status == 200
+                assert_same_bits(json.loads(response.body), hostile.vector)
+
+
 class TestSmuggling:
     """After a request whose end is ambiguous, the server closes the connection."""
 
@@ -343,6 +431,18 @@ class TestSmuggling:
     def test_other_transfer_encodings(self, hostile, encoding):
         head = self.head(b"Transfer-Encoding: " + encoding)
         self.check(hostile, head + b"0\r\n\r\n" + self.SECOND)
+
+    @pytest.mark.parametrize("encoding", [b"gzip, chunked", b"chunked, chunked"])
+    def test_a_transfer_coding_that_is_not_implemented(self, hostile, encoding):
+        # RFC 9112, section 6.1: 501 for a transfer coding that the server does not understand.
+        # The body ends with its last chunk, but the server closes the connection all the same.
+        data = self.head(b"Transfer-Encoding: " + encoding) + b"2\r\n{}\r\n0\r\n\r\n"
+        with Wire(hostile) as wire:
+            wire.send(data + self.SECOND)
+            response = wire.response()
+            assert response is not None and response.status == 501, response
+            assert "expected chunked alone" in json.loads(response.body)["error"]
+            assert wire.is_closed(SOON)
 
     @pytest.mark.parametrize("chunk", [b"-1\r\n", b"zz\r\n", b"FFFFFFFFFFFFFFFFF\r\n", b"2\r\n{}x\r\n"])
     def test_invalid_chunks(self, hostile, chunk):

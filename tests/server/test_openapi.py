@@ -4,6 +4,7 @@ schemathesis generates valid and invalid requests for every operation. No respon
 of 500 or more, a status or content type that is not documented, or a body that its schema excludes.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -71,6 +72,64 @@ def test_every_json_body_has_an_example(document):
             assert {"path"} >= {parameter["in"] for parameter in operation.get("parameters", [])}, path
             for kind, content in operation.get("requestBody", {}).get("content", {}).items():
                 assert kind == "application/json" and content["example"], path
+
+
+def parts(document, schema, path=()):
+    """(path, schema without `$ref`) of a schema and of everything in it."""
+    while "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    yield path, schema
+    for choice in schema.get("oneOf", []) + schema.get("anyOf", []):
+        yield from parts(document, choice, path)
+    for name, field in schema.get("properties", {}).items():
+        yield from parts(document, field, (*path, name))
+    if "items" in schema:
+        yield from parts(document, schema["items"], (*path, 0))
+
+
+def bodies_with(document, kind):
+    """(path, schema, body) for each schema of this type in a request: `body(value)` is the example
+    of the route with `value` in the place of the schema."""
+    for path, item in document["paths"].items():
+        content = item.get("post", {}).get("requestBody", {}).get("content", {})
+        for media in content.values():
+            for place, schema in parts(document, media["schema"]):
+                if kind in (schema.get("type"), *(schema.get("type") or [])):
+                    def body(value, place=place, example=media["example"]):
+                        *outer, name = [key for key in place if key != 0]
+                        at = copy = json.loads(json.dumps(example))
+                        for key in outer:
+                            at = at.setdefault(key, {})
+                        for _ in range(place.count(0)):  # no list contains objects with lists
+                            value = [value]
+                        at[name] = value
+                        return copy
+                    yield path + " " + ".".join(map(str, place)), path, schema, body
+
+
+def test_lists_have_min_items_exactly_if_an_empty_list_is_refused(models, document):
+    checked = set()
+    for name, path, schema, body in bodies_with(document, "array"):
+        status = models.post(path, body([])).status_code
+        assert status in (200, 400, 422), f"{name}: {status}"
+        least = schema.get("minItems", 0)
+        assert (status != 200) == (least > 0), f"{name}: [] has status {status}, minItems is {least}"
+        checked.add(name)
+    assert len(checked) > 20, checked
+
+
+def test_numbers_have_the_bounds_that_the_server_checks(models, document):
+    checked = set()
+    for name, path, schema, body in bodies_with(document, "integer"):
+        assert "minimum" in schema, f"{name} has no minimum"
+        refused = lambda value: models.post(path, body(value)).status_code != 200
+        assert refused(schema["minimum"] - 1), f"{name}: less than the minimum is accepted"
+        if "maximum" in schema:
+            assert refused(schema["maximum"] + 1), f"{name}: more than the maximum is accepted"
+        if schema["minimum"] == 0 and not name.endswith("0"):  # an id alone is no text
+            assert not refused(0), f"{name}: 0 is refused, but the minimum is 0"
+        checked.add(name)
+    assert len(checked) > 10, checked
 
 
 def test_every_post_route_documents_its_errors(document):

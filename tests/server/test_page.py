@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import KEYS
+from conftest import KEYS, MODELS
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -277,9 +277,160 @@ def test_attention_refuses_a_text_that_is_too_long_to_draw(open_page):
     page = open_page("#attention")
     wait_for_heads(page)
     page.fill("#attention-text", "word " * 200)
-    expect(page.locator("#attention-error")).to_contain_text("more than 128 tokens")
+    error = page.locator("#attention-error")
+    expect(error).to_have_text("This page takes at most 128 tokens: the text has 202.")
     page.fill("#attention-text", "A short text")
     expect(page.locator("#attention-error")).to_be_hidden()
+
+
+def test_each_tab_says_its_limit_and_the_model_s_in_the_same_words(open_page, models):
+    page = open_page("#compare", base=models.url + "/")
+    wait_for_compare(page, 3)
+    for tab, limit in (
+        ("compare", "100 lines"), ("search", "10,000 lines"), ("rerank", "100 lines"),
+        ("classify", "100 lines"), ("attention", "128 tokens"),
+    ):
+        expect(page.locator(f"#{tab}-limit")).to_have_text(f"This page takes at most {limit}.")
+    for tab in ("compare", "search", "attention"):
+        expect(page.locator(f"#{tab}-model-hint")).to_contain_text("up to 256 tokens")
+
+
+def test_a_wide_table_says_which_columns_are_visible(open_page):
+    page = open_page("#compare")
+    wait_for_compare(page, 3)
+    box = page.locator("#compare-result .scroller")
+    hint = box.locator(".hint")
+    expect(hint).to_be_hidden()
+    page.fill("#compare-text", "\n".join(f"sentence {i}" for i in range(60)))
+    wait_for_compare(page, 60)
+    expect(hint).to_have_text(re.compile("^Columns 1 to 3[0-9] of 60. Scroll sideways"))
+    expect(box).to_have_class("scroller more-right")
+    last = int(hint.inner_text().split()[3])
+    # All of the last column that the hint names is visible, the next one is not.
+    heads = page.locator("#compare-result thead th")
+    right = page.evaluate("document.querySelector('#compare-result .scroll').getBoundingClientRect().right")
+    edge = lambda i: (lambda at: at["x"] + at["width"])(heads.nth(i).bounding_box())
+    assert edge(last - 1) < right + 1 <= edge(last)
+    screenshot(page, "compare-wide-light-1280")
+    scroll = "document.querySelector('#compare-result .scroll').scrollLeft = "
+    page.evaluate(scroll + "100")
+    expect(box).to_have_class("scroller more-right more-left")
+    page.evaluate(scroll + "10000")
+    expect(hint).to_have_text(re.compile("^Columns [0-9]+ to 60 of 60"))
+    expect(box).to_have_class("scroller more-left")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_attention_of_a_long_text_says_which_columns_are_visible(open_page, width):
+    page = open_page("#attention", width=width)
+    wait_for_heads(page)
+    page.fill("#attention-text", "word " * 120)
+    expect(page.locator("#head-matrix tbody th")).to_have_count(122)
+    matrix_hint = page.locator("#head-matrix .scroller > .hint")
+    expect(matrix_hint).to_have_text(re.compile("^Columns 1 to [0-9]+ of 122. Scroll"))
+    heads_hint = page.locator("#attention-result .scroller > .hint").first
+    if width == 360:  # 12 heads and the mean do not fit
+        expect(heads_hint).to_have_text(re.compile("^Columns 1 to ([1-9]|1[0-2]) of 13. Scroll"))
+    else:
+        expect(heads_hint).to_be_hidden()
+
+
+def tabs(page):
+    """The names of the tabs that are offered."""
+    return [tab for tab in page.get_by_role("tab").all_inner_texts() if tab]
+
+
+def test_a_tab_is_offered_if_a_model_can_do_its_task(open_page, models):
+    page = open_page("")
+    wait_for_compare(page, 3)
+    assert tabs(page) == ["Compare", "Search", "Attention"]
+    page = open_page("", base=models.url + "/")
+    wait_for_compare(page, 3)
+    assert tabs(page) == ["Compare", "Search", "Rerank", "Classify", "Tag", "Answer", "Attention"]
+    for tab in ("Search", "Rerank"):  # the arrow key moves from the tab that is shown
+        page.get_by_role("tab", selected=True).press("ArrowRight")
+        expect(page.get_by_role("tab", selected=True)).to_have_text(tab)
+    expect(page.locator("#panel-rerank")).to_be_visible()
+
+
+def test_a_server_with_only_a_ranker_starts_with_rerank(open_page, serve):
+    ranker = serve(f"--model=ranker={MODELS['ranker']}")
+    for path in ("", "#compare"):
+        page = open_page(path, base=ranker.url + "/")
+        expect(page.locator("#rerank-result li")).to_have_count(6)
+        assert tabs(page) == ["Rerank", "Attention"]
+        expect(page.locator("#panel-compare")).to_be_hidden()
+        expect(page.get_by_role("tab", selected=True)).to_have_text("Rerank")
+    screenshot(page, "rerank-light-1280")
+
+
+def test_rerank_sorts_the_lines_by_relevance(open_page, models):
+    page = open_page("#rerank", base=models.url + "/")
+    lines = [f"{i} {line}" for i, line in enumerate(SENTENCES * 7)]  # several requests
+    page.fill("#rerank-text", "\n".join([*lines, "long " * 200]))
+    page.fill("#rerank-query", "who eats?")
+    body = {"model": "ranker", "query": "who eats?", "texts": [*lines, "long " * 200], "truncate": True}
+    ranks = models.json("/rerank", body)
+    expect(page.locator("#rerank-result li")).to_have_count(22)
+    expect(page.locator("#rerank-status")).to_contain_text("22 lines")
+    scores = [number(x) for x in page.locator("#rerank-result .score").all_inner_texts()]
+    assert_close(scores, [rank["score"] for rank in ranks], 4)
+    shown = page.locator("#rerank-result .line").all_inner_texts()
+    assert [line.strip() for line in shown] == [body["texts"][rank["index"]].strip() for rank in ranks]
+
+
+def test_classify_shows_the_labels_by_score(open_page, models):
+    page = open_page("#classify", base=models.url + "/")
+    page.fill("#classify-text", f"{SENTENCES[0]}\n\n{SENTENCES[2]}")
+    items = page.locator("#classify-result li")
+    expect(items).to_have_count(2)
+    assert items.locator(".rank").all_inner_texts() == ["1", "3"]  # the numbers of the lines
+    expected = models.json("/classify", {"inputs": [SENTENCES[0], SENTENCES[2]]})
+    for item, result in zip(items.all(), expected, strict=True):
+        scores = sorted(result["scores"].items(), key=lambda pair: -pair[1])
+        assert item.locator(".labels .line").all_inner_texts() == [label for label, _ in scores]
+        found = [number(x) for x in item.locator(".score").all_inner_texts()]
+        assert_close(found, [score for _, score in scores], 4)
+    page.fill("#classify-text", "\n".join(f"line {i}" for i in range(103)))
+    expect(items).to_have_count(100)
+    left_out = "This page takes at most 100 lines: the last 3 lines are left out."
+    expect(page.locator("#classify-error")).to_have_text(left_out)
+
+
+def test_tag_marks_the_parts_of_the_text(open_page, models):
+    page = open_page("#tag", base=models.url + "/")
+    text = "\U0001f600 a bad <b>cab</b> and\na bead"  # start and end count code points
+    page.fill("#tag-text", text)
+    [tagged] = models.json("/tag", {"inputs": text})
+    assert tagged["entities"], "the test needs an entity"
+    marks = page.locator("#tag-result mark")
+    expect(page.locator("#tag-result li")).to_have_count(len(tagged["entities"]))
+    shown = marks.evaluate_all(
+        "marks => marks.map(mark => [mark.firstChild.textContent, mark.lastChild.textContent])"
+    )
+    assert shown == [[entity["text"], entity["label"]] for entity in tagged["entities"]]
+    without_labels = page.locator("#tag-result .passage").evaluate(
+        "all => { const copy = all.cloneNode(true); copy.querySelectorAll('b').forEach(b => b.remove());"
+        " return copy.textContent; }"
+    )
+    assert without_labels == text
+
+
+def test_answer_marks_the_best_answer(open_page, models):
+    page = open_page("#answer", base=models.url + "/")
+    text, question = "a bad cab and a bead", "a cab?"
+    page.fill("#answer-text", text)
+    page.fill("#answer-question", question)
+    body = {"question": question, "inputs": text, "top": 3}
+    [answered] = models.json("/answer", body)
+    best = answered["answers"][0]
+    expect(page.locator("#answer-result mark")).to_have_text(best["text"])
+    expect(page.locator("#answer-result .passage")).to_have_text(text)
+    scores = [number(x) for x in page.locator("#answer-result .score").all_inner_texts()]
+    assert_close(scores, [answer["score"] for answer in answered["answers"]], 4)
+    expect(page.locator("#answer-result .hint")).to_contain_text(f"{answered['no_answer']:.4f}")
+    page.fill("#answer-question", "")
+    expect(page.locator("#answer-result")).to_have_text("Enter a question.")
 
 
 def test_a_refused_text_is_named_and_the_others_are_compared(open_page, base):
@@ -490,6 +641,36 @@ def test_the_contents_of_the_api_reference_are_shown_if_the_page_becomes_wide(op
     expect(page.locator("#nav")).to_be_visible()
 
 
+def test_the_api_reference_is_folded_on_a_phone(open_page):
+    page = open_page("docs", width=360, height=740)
+    operation = page.locator("#post-embed")
+    operation.wait_for()
+    assert page.evaluate("document.documentElement.scrollHeight") < 6000
+    fields = operation.locator(".fields")
+    expect(fields).to_be_hidden()
+    operation.locator("summary").first.click()
+    expect(fields).to_be_visible()
+    assert_no_horizontal_scroll(page)
+    screenshot(page, "docs-operation-light-360", full_page=False)
+
+    # The list of routes stays at the top of the window, and opens the operation that it names.
+    page.evaluate("scrollTo(0, 3000)")
+    contents = page.locator("#contents > summary")
+    assert contents.bounding_box()["y"] == 0
+    contents.click()
+    page.locator("#nav a[href='#post-tag']").click()
+    expect(page.locator("#nav")).to_be_hidden()
+    expect(page.locator("#post-tag .fields").first).to_be_visible()
+    top = page.locator("#post-tag h3").bounding_box()["y"]
+    assert contents.bounding_box()["height"] <= top < 200, "the title is below the list of routes"
+
+    # On a wide page, everything is open and stays open.
+    page.set_viewport_size({"width": 1280, "height": 900})
+    expect(page.locator("#post-answer .fields").first).to_be_visible()
+    page.locator("#post-answer > summary").click()
+    expect(page.locator("#post-answer .fields").first).to_be_visible()
+
+
 @pytest.mark.parametrize("path", ["", "docs"])
 def test_a_page_may_use_its_own_content_and_the_routes_of_its_server_only(base, path):
     with urllib.request.urlopen(base + path) as response:
@@ -582,7 +763,8 @@ def test_no_page_scrolls_horizontally(open_page, width):
     page.get_by_role("tab", name="Compare").click()
     page.fill("#compare-text", "\n".join(["x" * 200, *(f"sentence {i}" for i in range(100))]))
     wait_for_compare(page, 100)
-    expect(page.locator("#compare-error")).to_contain_text("Left out: the last 1 line.")
+    left_out = "This page takes at most 100 lines: the last 1 line is left out."
+    expect(page.locator("#compare-error")).to_have_text(left_out)
     assert_no_horizontal_scroll(page)
     page = open_page("docs", width=width)
     page.locator(".operation").first.wait_for()

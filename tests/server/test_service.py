@@ -1,13 +1,14 @@
 """Options, health, keys, logs and the pages of the server."""
 
 import json
+import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import (
-    BERT, KEYS, MINILM, MODELS, ROOT, assert_same_bits, bert_embed, describe, wait_until,
+    BERT, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, bert_embed, describe, wait_until,
 )
 
 LETTERS = ["a bad cab", "a bead"]
@@ -18,8 +19,17 @@ def test_live_and_health(server):
     assert server.get("/health").status_code == 200
 
 
+def test_the_routes_of_sagemaker(server, models, keyed):
+    assert server.get("/ping").status_code == 200
+    body = {"inputs": ["A man is eating food."]}
+    assert server.json("/invocations", body) == server.json("/", body)
+    ranked = {"model": "ranker", "query": "a", "texts": ["b", "c"]}
+    assert models.json("/invocations", ranked) == models.json("/rerank", ranked)
+    assert keyed.post("/invocations", body).status_code == 401
+
+
 def test_health_needs_no_key(keyed):
-    for path in ("/live", "/health"):
+    for path in ("/live", "/health", "/ping"):
         response = keyed.get(path)
         assert response.status_code == 200, f"{path}: {describe(response)}"
 
@@ -71,6 +81,47 @@ def test_cors(serve, server):
     assert response.headers["access-control-allow-origin"] == "https://example.com"
     other = allowing.post("/embed", {"inputs": "a"}, headers={"origin": "https://example.net"})
     assert "access-control-allow-origin" not in other.headers
+
+
+def test_options_come_from_the_environment(serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEYS[0]}\n")
+    server = serve(env={
+        "BERT_MODEL": f"small={MODELS[MINILM]}\ntiny={MODELS['sentences']}",
+        "BERT_DTYPE": "small=int8",
+        "BERT_POOLING": "tiny=cls,mean",
+        "BERT_HOST": "localhost",
+        "BERT_PORT": "1",  # the option takes precedence
+        "BERT_MAX_TEXTS": "2",
+        "BERT_AUTO_TRUNCATE": "1",
+        "BERT_API_KEY_FILE": str(keys),
+        "BERT_CORS": "https://example.org\nhttps://example.com",
+        "BERT_LOG": "json",
+    })
+    headers = {"authorization": f"Bearer {KEYS[0]}", "origin": "https://example.com"}
+    info = server.get("/info", headers=headers).json()
+    assert [model["name"] for model in info["models"]] == ["small", "tiny"]
+    assert info["models"][0]["dtype"] == "int8"
+    assert info["models"][1]["dimension"] == 2 * info["models"][1]["hidden_size"]
+    assert info["max_client_batch_size"] == 2 and info["auto_truncate"] is True
+    response = server.post("/embed", {"inputs": ["a"] * 3}, headers=headers)
+    assert response.status_code == 413
+    assert response.headers["access-control-allow-origin"] == "https://example.com"
+    server.stop()
+    assert all(isinstance(json.loads(line), dict) for line in server.log)
+
+
+@pytest.mark.parametrize("variable, value", [
+    ("BERT_PORT", "tcp://10.0.0.1:80"),  # of a service `bert` of Kubernetes
+    ("BERT_LOG_TEXTS", "maybe"),
+    ("BERT_MAX_BODY", "0"),
+    ("BERT_MODEL", "a=x\n"),
+])
+def test_a_wrong_variable_names_its_option(variable, value):
+    env = os.environ | {variable: value}
+    run = subprocess.run([BERT, "serve"], env=env, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    assert run.returncode == 2, run.stderr
+    assert "--" + variable[5:].lower().replace("_", "-") in run.stderr
 
 
 def test_cors_of_a_server_with_keys(serve):
@@ -149,6 +200,48 @@ def test_invalid_options_are_refused(arguments, code, message):
     assert run.returncode == code, f"exit code {run.returncode}: {run.stderr}"
     assert message in run.stderr
     assert "panicked" not in run.stderr
+
+
+def test_the_host_may_be_a_name(serve):
+    server = serve("--host", "localhost")
+    # /etc/hosts has an IPv4 address for this name, which is preferred.
+    assert server.host == "127.0.0.1"
+    assert server.get("/live").status_code == 200
+
+
+def test_a_host_that_cannot_be_resolved_is_named():
+    command = [BERT, "serve", "--port", "0", "--host", "no-such-host.invalid"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    assert run.returncode == 1, run.stderr
+    assert '--host "no-such-host.invalid" cannot be resolved: expected an IP address' in run.stderr
+
+
+@pytest.mark.parametrize("change, param", [
+    ({"model": "nope"}, "model"),
+    ({"model": 5}, "model"),
+    ({"model": None}, "model"),
+    ({"model": "tagger"}, "model"),  # has another task
+    ({"input": ...}, "input"),
+    ({"input": []}, "input"),
+    ({"input": [[]]}, "input"),
+    ({"input": "a " * 600}, "input"),
+    ({"input": "a" * (1 << 20) + "a"}, "input"),
+    ({"input": [5]}, "input"),
+    ({"input": [[101, 5, 102], [101, 10**9, 102]]}, "input"),
+    ({"input": [{}]}, "input[0]"),
+    ({"dimensions": 0}, "dimensions"),
+    ({"dimensions": -1}, "dimensions"),
+    ({"dimensions": 10**6}, "dimensions"),
+    ({"encoding_format": "hex"}, "encoding_format"),
+    ({"no_such_field": 1}, "no_such_field"),
+], ids=lambda value: str(value)[:40])
+def test_errors_of_openai_name_the_field(models, change, param):
+    body = {"model": MINILM, "input": "a", **change}
+    body = {key: value for key, value in body.items() if value is not ...}
+    response = models.post("/v1/embeddings", body)
+    assert_error(response, {400, 404}, "openai")
+    error = response.json()["error"]
+    assert error["param"] == param, error
 
 
 def test_a_port_in_use_is_an_error(server):

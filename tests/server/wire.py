@@ -21,6 +21,7 @@ class Wire:
         self.socket = socket.create_connection((server.host, server.port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.file = self.socket.makefile("rb")
+        self.continues = 0  # the number of responses 100 Continue
 
     def __enter__(self):
         return self
@@ -68,7 +69,10 @@ class Wire:
         else:
             body = self.file.read()
         response = Response(version, int(status), headers, body)
-        return self.read() if response.status == 100 else response
+        if response.status == 100:
+            self.continues += 1
+            return self.read()
+        return response
 
     def line(self):
         line = self.file.readline()

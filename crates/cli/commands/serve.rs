@@ -3,7 +3,7 @@
 use std::{
     env::VarError,
     fmt, fs, io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::{MAIN_SEPARATOR, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -11,11 +11,11 @@ use std::{
 };
 
 use anyhow::{Result, anyhow, bail};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, ValueEnum, builder::BoolishValueParser};
 use encoder::{Pooling, PoolingMode};
 use server::{Access, ApiKeys, Limits, Model, Models};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, lookup_host},
     signal::unix::{Signal, SignalKind, signal},
     task::spawn_blocking,
 };
@@ -35,31 +35,41 @@ const API_KEYS: &str = "BERT_API_KEYS";
   bert serve
   bert serve --model minilm=folder --model ranker=org/name --dtype ranker=int8 --port 8080
 
+Each option can also be set by the environment variable named at the option. A variable for a
+repeatable option has one value per line.
+
 GET / is a page to try the models; GET /docs lists the routes.")]
 pub struct Args {
     /// Model to serve under NAME: folder, weights file, or org/name@revision on the Hugging Face
     /// hub (@revision is optional). Without NAME, the name is the last component of MODEL,
     /// without @revision; for a symbolic link to a folder, that of the link's target. Repeatable
     /// [default: the built-in all-MiniLM-L6-v2]
-    #[arg(long = "model", value_name = "[NAME=]MODEL")]
+    #[arg(long = "model", env = "BERT_MODEL", value_delimiter = '\n', value_name = "[NAME=]MODEL")]
     models: Vec<Named<String>>,
 
     /// Number format of matrix products, for the model NAME or for all models: f32, f16, bf16 or
     /// int8. Repeatable [default: f32 on a CPU, f16 on a GPU]
-    #[arg(long, value_name = "[NAME=]DTYPE")]
+    #[arg(long, env = "BERT_DTYPE", value_delimiter = '\n', value_name = "[NAME=]DTYPE")]
     dtype: Vec<Named<DtypeName>>,
 
     /// Pooling modes, separated by commas, for the model NAME or for all models; they replace the
     /// modes of the model's files and make any model an embedding model. Needs --model. Repeatable
-    #[arg(long, value_name = "[NAME=]MODES", requires = "models")]
+    #[arg(
+        long,
+        env = "BERT_POOLING",
+        value_delimiter = '\n',
+        value_name = "[NAME=]MODES",
+        requires = "models"
+    )]
     pooling: Vec<Named<Modes>>,
 
-    /// Address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    host: IpAddr,
+    /// Address to listen on, or a name that resolves to one, such as localhost; an IPv4 address is
+    /// preferred
+    #[arg(long, env = "BERT_HOST", value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
 
     /// Port to listen on; 0 selects a free port
-    #[arg(long, default_value_t = 8080)]
+    #[arg(long, env = "BERT_PORT", default_value_t = 8080)]
     port: u16,
 
     #[command(flatten)]
@@ -70,24 +80,37 @@ pub struct Args {
 
     /// File of API keys, one per line. The environment variable BERT_API_KEYS adds keys, separated
     /// by commas [default: no keys are required]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "BERT_API_KEY_FILE", value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
     /// Web origin that may use the server from a browser, such as `https://example.org`; * for all.
     /// Repeatable
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, env = "BERT_CORS", value_delimiter = '\n', value_name = "ORIGIN")]
     cors: Vec<String>,
 
     /// Format of the log on standard error. RUST_LOG selects the level
-    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(long, env = "BERT_LOG", value_enum, default_value_t, value_name = "FORMAT")]
     log: LogFormat,
 }
 
 #[derive(clap::Args)]
 struct LimitArgs {
+    /// Maximum number of open connections. While there are as many, a new client waits until one
+    /// ends or has been idle for a second; idle connections are closed. Each connection needs an
+    /// open file
+    #[arg(
+        long,
+        env = "BERT_MAX_CONNECTIONS",
+        value_name = "N",
+        default_value_t = Limits::default().max_connections as u64,
+        value_parser = positive::<u64>,
+    )]
+    max_connections: u64,
+
     /// Maximum number of tokens that are computed together
     #[arg(
         long,
+        env = "BERT_MAX_BATCH_TOKENS",
         value_name = "N",
         default_value_t = Limits::default().max_batch_tokens as u64,
         value_parser = positive::<u64>,
@@ -95,7 +118,7 @@ struct LimitArgs {
     max_batch_tokens: u64,
 
     /// Time to wait for more requests before a batch that is not full is computed, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 0)]
+    #[arg(long, env = "BERT_BATCH_DELAY", value_name = "MS", default_value_t = 0)]
     batch_delay: u64,
 
     /// Maximum number of requests that wait, are computed, or have a response of more than 64 KiB
@@ -103,6 +126,7 @@ struct LimitArgs {
     /// refused (status 429)
     #[arg(
         long,
+        env = "BERT_MAX_REQUESTS",
         value_name = "N",
         default_value_t = Limits::default().max_requests as u64,
         value_parser = positive::<u64>,
@@ -114,6 +138,7 @@ struct LimitArgs {
     /// request for which there is not enough left waits
     #[arg(
         long,
+        env = "BERT_MAX_MEMORY",
         value_name = "MIB",
         default_value_t = (Limits::default().max_memory >> 20) as u64,
         value_parser = clap::value_parser!(u64).range(16..=1 << 20),
@@ -124,12 +149,13 @@ struct LimitArgs {
     /// seconds (0.001 to 86400). The estimate is the number of tokens of other requests that are
     /// ahead of the last text of this request, divided by the measured speed of their models. It
     /// does not include the batch that is being computed [default: as --timeout]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "BERT_MAX_WAIT", value_name = "SECONDS", value_parser = seconds)]
     max_wait: Option<f64>,
 
     /// Maximum number of texts per request, at most 1048576
     #[arg(
         long,
+        env = "BERT_MAX_TEXTS",
         value_name = "N",
         default_value_t = Limits::default().max_texts as u64,
         value_parser = clap::value_parser!(u64).range(1..=Limits::MAX_TEXTS as u64),
@@ -139,6 +165,7 @@ struct LimitArgs {
     /// Maximum size of a request's body, in MiB (1 to 1024)
     #[arg(
         long,
+        env = "BERT_MAX_BODY",
         value_name = "MIB",
         default_value_t = (Limits::default().max_body >> 20) as u64,
         value_parser = clap::value_parser!(u64).range(1..=1024),
@@ -149,6 +176,7 @@ struct LimitArgs {
     /// 86400)
     #[arg(
         long,
+        env = "BERT_TIMEOUT",
         value_name = "SECONDS",
         default_value_t = Limits::default().timeout.as_secs_f64(),
         value_parser = seconds,
@@ -158,11 +186,11 @@ struct LimitArgs {
     /// Truncate the texts of /v1/embeddings that are longer than the model's maximum length. By
     /// default, this route refuses such texts; the routes of TEI truncate them, unless the request
     /// has `truncate: false`
-    #[arg(long)]
+    #[arg(long, env = "BERT_AUTO_TRUNCATE", value_parser = BoolishValueParser::new())]
     auto_truncate: bool,
 
     /// Write the bodies of requests, and error messages that may contain texts, to the log
-    #[arg(long)]
+    #[arg(long, env = "BERT_LOG_TEXTS", value_parser = BoolishValueParser::new())]
     log_texts: bool,
 }
 
@@ -174,6 +202,7 @@ fn seconds(value: &str) -> Result<f64, String> {
 impl LimitArgs {
     fn limits(&self) -> Limits {
         let mut limits = Limits::default();
+        limits.max_connections = self.max_connections as usize;
         limits.max_batch_tokens = self.max_batch_tokens as usize;
         limits.batch_delay = Duration::from_millis(self.batch_delay);
         limits.max_requests = self.max_requests as usize;
@@ -297,18 +326,48 @@ impl Args {
         given.iter().map(source).collect()
     }
 
-    fn api_keys(&self) -> Result<ApiKeys> {
+    fn key_sources(&self) -> Result<KeySources> {
         let environment = match std::env::var(API_KEYS) {
             Err(VarError::NotPresent) => None,
             // The original error is dropped, because it contains the keys.
             other => Some(other.map_err(|_| anyhow!("{API_KEYS} is invalid: expected UTF-8"))?),
         };
-        let file = match &self.api_key_file {
+        Ok(KeySources { file: self.api_key_file.clone(), environment })
+    }
+
+    fn access(&self, api_keys: ApiKeys) -> Result<Access> {
+        let mut access = Access::default();
+        access.api_keys = api_keys;
+        let origin = |origin: &String| {
+            let value = origin.parse().ok().filter(|_| is_origin(origin));
+            value.ok_or_else(|| {
+                anyhow!(
+                    "--cors {origin:?} is not a web origin: expected *, or a scheme and a host in \
+                     lower case without a default port, such as https://example.org"
+                )
+            })
+        };
+        access.origins = self.cors.iter().map(origin).collect::<Result<_>>()?;
+        Ok(access)
+    }
+}
+
+/// Where the API keys come from.
+struct KeySources {
+    file: Option<PathBuf>,
+    /// The value of [`API_KEYS`].
+    environment: Option<String>,
+}
+
+impl KeySources {
+    /// Reads the keys.
+    fn read(&self) -> Result<ApiKeys> {
+        let file = match &self.file {
             None => String::new(),
             Some(path) => fs::read_to_string(path)
                 .map_err(|error| anyhow!("{} cannot be read: {error}", path.display()))?,
         };
-        let of_environment = environment.as_deref().unwrap_or_default().split(',');
+        let of_environment = self.environment.as_deref().unwrap_or_default().split(',');
         let of_file = file.trim_start_matches('\u{feff}').lines(); // without a byte order mark
         let keys = of_environment.chain(of_file).map(str::trim);
         let invalid =
@@ -321,7 +380,7 @@ impl Args {
             );
         }
         let keys = ApiKeys::new(keys);
-        match (&self.api_key_file, environment) {
+        match (&self.file, &self.environment) {
             (Some(path), _) if keys.is_empty() => {
                 bail!("{} has no API keys: expected one per line", path.display())
             }
@@ -332,20 +391,21 @@ impl Args {
         }
     }
 
-    fn access(&self) -> Result<Access> {
-        let mut access = Access::default();
-        access.api_keys = self.api_keys()?;
-        let origin = |origin: &String| {
-            let value = origin.parse().ok().filter(|_| is_origin(origin));
-            value.ok_or_else(|| {
-                anyhow!(
-                    "--cors {origin:?} is not a web origin: expected *, or a scheme and a host in \
-                     lower case without a default port, such as https://example.org"
-                )
-            })
-        };
-        access.origins = self.cors.iter().map(origin).collect::<Result<_>>()?;
-        Ok(access)
+    /// Reads the keys again, if they can have changed, and replaces `keys`.
+    fn reload(&self, keys: &ApiKeys) {
+        if self.file.is_none() {
+            return; // the environment of a process does not change
+        }
+        match self.read() {
+            Ok(new) => {
+                keys.replace(&new);
+                tracing::info!("API keys reloaded");
+            }
+            Err(error) => {
+                let error = messages::error_line(&error);
+                tracing::error!(error, "API keys not reloaded: the old keys are still valid");
+            }
+        }
     }
 }
 
@@ -402,15 +462,17 @@ fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
     sources.iter().map(load).collect()
 }
 
-/// Serves until SIGTERM or SIGINT. SIGHUP loads the models again.
+/// Serves until SIGTERM or SIGINT. SIGHUP reads the API keys and loads the models again.
 pub fn run(args: Args) -> Result<()> {
     start_log(args.log)?;
     args.machine.start_threads()?;
-    let (sources, access) = (args.sources()?, args.access()?);
+    let (sources, key_sources) = (args.sources()?, Arc::new(args.key_sources()?));
+    let api_keys = key_sources.read()?;
+    let access = args.access(api_keys.clone())?;
     let models = Models::new(args.limits.limits())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
-        let address = SocketAddr::new(args.host, args.port);
+        let address = resolve(&args.host, args.port).await?;
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|error| {
             anyhow!("cannot listen on {address}: {error}; choose another --host or --port")
@@ -437,6 +499,8 @@ pub fn run(args: Args) -> Result<()> {
             first.await?;
             tracing::info!("ready");
             while reload.recv().await.is_some() {
+                let (key_sources, api_keys) = (key_sources.clone(), api_keys.clone());
+                spawn_blocking(move || key_sources.reload(&api_keys)).await.ok();
                 match load().await {
                     Ok(()) => tracing::info!("models reloaded"),
                     Err(error) => {
@@ -465,6 +529,16 @@ pub fn run(args: Args) -> Result<()> {
     #[cfg(feature = "otel")]
     traces::finish();
     result
+}
+
+/// The first IPv4 address of a host, or else its first address.
+async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    let found = lookup_host((host, port)).await;
+    let found: Vec<SocketAddr> = found.map(Iterator::collect).map_err(|error| {
+        anyhow!("--host {host:?} cannot be resolved: expected an IP address or a name; {error}")
+    })?;
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    first.copied().ok_or_else(|| anyhow!("--host {host:?} has no address: expected at least one"))
 }
 
 /// A future that is ready at SIGTERM or SIGINT, and a receiver of SIGHUP.
@@ -555,6 +629,10 @@ mod traces {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]
@@ -583,6 +661,15 @@ mod tests {
         assert_eq!((&default[0].name[..], &default[0].model), ("all-MiniLM-L6-v2", &None));
         let unknown = args(&["--dtype", "c=int8"]).sources().err().unwrap();
         assert!(unknown.to_string().contains("unknown model \"c\""), "{unknown}");
+    }
+
+    #[test]
+    fn every_option_has_an_environment_variable() {
+        for option in Args::command().get_arguments() {
+            let Some(name) = option.get_long().filter(|name| *name != "help") else { continue };
+            let expected = format!("BERT_{}", name.to_uppercase().replace('-', "_"));
+            assert_eq!(option.get_env().and_then(OsStr::to_str), Some(&*expected), "--{name}");
+        }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! API keys, as bearer tokens.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use axum::{
     extract::{Request, State},
@@ -13,20 +16,20 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
     failure::{Failure, Kind},
-    input::discard,
+    input::refuse,
 };
 
 /// The paths that need no key: they reveal neither texts nor results.
-const OPEN: [&str; 6] = ["/", "/docs", "/openapi.json", "/live", "/health", "/metrics"];
+const OPEN: [&str; 7] = ["/", "/docs", "/openapi.json", "/live", "/health", "/ping", "/metrics"];
 
-/// The keys that clients may send in the header `Authorization: Bearer KEY`.
+/// The keys that clients may send in the header `Authorization: Bearer KEY`. Clones share the keys.
 #[derive(Clone, Default)]
-pub struct ApiKeys(Arc<Vec<[u8; 32]>>);
+pub struct ApiKeys(Arc<RwLock<Arc<Vec<[u8; 32]>>>>);
 
 /// Prints the number of keys, not their hashes.
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ApiKeys({} keys)", self.0.len())
+        write!(f, "ApiKeys({} keys)", self.hashes().len())
     }
 }
 
@@ -39,19 +42,29 @@ impl ApiKeys {
             let key = key.as_ref().trim();
             (!key.is_empty()).then(|| hash(key.as_bytes()))
         });
-        Self(Arc::new(hashes.collect()))
+        Self(Arc::new(RwLock::new(Arc::new(hashes.collect()))))
+    }
+
+    /// Replaces the keys, also those of a server that runs with them. Requests that have been
+    /// accepted are answered.
+    pub fn replace(&self, keys: &Self) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys.hashes();
     }
 
     /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.hashes().is_empty()
+    }
+
+    fn hashes(&self) -> Arc<Vec<[u8; 32]>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether one of the keys is `key`. The time does not depend on the keys: hashes have equal
     /// lengths, and all of them are compared.
     fn accept(&self, key: &[u8]) -> bool {
-        let given = hash(key);
-        let matches = self.0.iter().map(|known| known.ct_eq(&given));
+        let (given, hashes) = (hash(key), self.hashes());
+        let matches = hashes.iter().map(|known| known.ct_eq(&given));
         matches.fold(Choice::from(0), |any, one| any | one).into()
     }
 }
@@ -82,9 +95,7 @@ pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Nex
         Some(None) => "the header Authorization is invalid: expected Bearer KEY",
         None => "the API key is missing: expected the header Authorization: Bearer KEY",
     };
-    Failure::new(Kind::Unauthorized, message)
-        .with_body_read(discard(request.into_body()).await)
-        .into_response()
+    refuse(Failure::new(Kind::Unauthorized, message), request).await.into_response()
 }
 
 #[cfg(test)]
@@ -98,6 +109,9 @@ mod tests {
             assert_eq!(keys.accept(key.as_bytes()), accepted, "{key:?}");
         }
         assert!(ApiKeys::new(["", " "]).is_empty());
+        let clone = keys.clone();
+        keys.replace(&ApiKeys::new(["three"]));
+        assert!(clone.accept(b"three") && !clone.accept(b"one"));
         let key = bearer("bearer schlüssel ".as_bytes()).unwrap();
         assert!(ApiKeys::new(["schlüssel"]).accept(key));
         assert_eq!((bearer(b"Basic one"), bearer(b"one")), (None, None));

@@ -74,6 +74,8 @@ pub enum Kind {
     NoRoute,
     Method,
     MediaType,
+    /// The transfer coding of the body is not `chunked`.
+    TransferCoding,
     Unauthorized,
     Timeout,
     Overloaded,
@@ -98,6 +100,7 @@ impl Kind {
             Self::NoRoute => "no_route",
             Self::Method => "method",
             Self::MediaType => "media_type",
+            Self::TransferCoding => "transfer_coding",
             Self::Unauthorized => "unauthorized",
             Self::Timeout => "timeout",
             Self::Overloaded => "overloaded",
@@ -121,6 +124,7 @@ impl Kind {
             Self::UnknownModel | Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::TransferCoding => StatusCode::NOT_IMPLEMENTED,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::Timeout => StatusCode::REQUEST_TIMEOUT,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
@@ -179,6 +183,14 @@ impl Failure {
         Self { field: Some(shorten(field.to_string())), ..self }
     }
 
+    /// Sets the field of a failure that has none, unless the failure is a defect of the server.
+    pub fn with_default_field(self, field: &str) -> Self {
+        match self.field.is_none() && self.kind != Kind::Internal {
+            true => self.with_field(field),
+            false => self,
+        }
+    }
+
     /// Puts the name of an input before the message.
     pub fn with_name(self, name: &str) -> Self {
         Self { message: shorten(format!("{name}: {}", self.message)), ..self }
@@ -207,6 +219,7 @@ impl Failure {
                 | Kind::TooLarge
                 | Kind::UnknownModel
                 | Kind::MediaType
+                | Kind::TransferCoding
         )
     }
 
@@ -382,6 +395,7 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::MediaType, "the body's type is not application/json, or the body is compressed"),
         (Kind::Overloaded, "too many requests; try again after `Retry-After` seconds"),
         (Kind::Internal, "a defect of the server"),
+        (Kind::TransferCoding, "the body has another transfer coding than chunked"),
         (Kind::Unavailable, "the models are not loaded yet, or the server is shutting down"),
     ];
     let of_tei = [

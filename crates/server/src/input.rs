@@ -12,7 +12,7 @@ use std::{
 use axum::{
     body::Body,
     extract::{FromRequest, Request},
-    http::{HeaderMap, header},
+    http::{HeaderMap, HeaderValue, Version, header},
 };
 use http_body_util::BodyExt;
 use serde::{
@@ -125,7 +125,7 @@ impl Held {
 /// Receives the body of a request, and takes a permit for the request.
 async fn receive(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
     if let Err(failure) = check_type(request.headers()) {
-        return Err(failure.with_body_read(discard(request.into_body()).await));
+        return Err(refuse(failure, request).await);
     }
     let held: Option<Held> = request.extensions().get().cloned();
     let (body, reserved) = read(request, models).await?;
@@ -165,9 +165,24 @@ fn declared_length(request: &Request) -> Option<usize> {
     request.headers().get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Reads and discards the body of a request that is refused. Returns whether all of it arrived
-/// within [`DISCARD_TIME`].
-pub async fn discard(mut body: Body) -> bool {
+/// Returns the failure of a request that is refused because of its header. The body is read and
+/// discarded, unless the client waits for the response before it sends the body: reading would make
+/// hyper send `100 Continue` first.
+pub async fn refuse(failure: Failure, request: Request) -> Failure {
+    let closes = failure.closes();
+    let is_read = !expects_continue(&request) && discard(request.into_body()).await;
+    failure.with_body_read(is_read && !closes)
+}
+
+/// Whether the client sends the body only after the response `100 Continue`.
+fn expects_continue(request: &Request) -> bool {
+    let expect = request.headers().get(header::EXPECT);
+    let is_continue = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    request.version() >= Version::HTTP_11 && expect.is_some_and(is_continue)
+}
+
+/// Reads and discards a body. Returns whether all of it arrived within [`DISCARD_TIME`].
+async fn discard(mut body: Body) -> bool {
     let read = async {
         loop {
             match body.frame().await {
@@ -195,7 +210,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     };
     let declared = declared_length(&request).unwrap_or(0);
     if declared > max {
-        return Err(too_large().with_body_read(discard(request.into_body()).await));
+        return Err(refuse(too_large(), request).await);
     }
     let mut bytes = Vec::with_capacity(declared.min(FIRST_CAPACITY));
     // Unwritten pages take no physical memory, so only received bytes are counted.
@@ -423,6 +438,12 @@ fn wrong_field(path: &str, source: &serde_json::Error) -> Failure {
         };
         Some(format!("{name} {words}: expected {expected}, got {got}"))
     });
+    if name == BODY
+        && let Some(field) = message.strip_prefix("missing field ")
+    {
+        let failure = Failure::new(Kind::Field, format!("{name} lacks the field {field}"));
+        return failure.with_field(field.trim_matches('`'));
+    }
     let message = known.unwrap_or_else(|| match message.split_once(" field ") {
         Some(("missing", field)) => format!("{name} lacks the field {field}"),
         Some(("duplicate", field)) => format!("{name} has the field {field} twice"),

@@ -6,9 +6,9 @@
 //! - [`router`]: the routes, as an [`axum::Router`] for another program.
 //! - [`serve()`]: the routes with API keys, CORS, limits on connections and graceful shutdown.
 //!
-//! A request passes through these files: `serve.rs` (connection), `responses.rs` (request id, time
-//! limit, format of errors), `api_keys.rs` (API key), `input.rs` (JSON), `api/` (the route),
-//! `engine/` (batches).
+//! A request passes through these files: `serve.rs` and `connections.rs` (connection), `framing.rs`
+//! (header), `responses.rs` (request id, time limit, format of errors), `api_keys.rs` (API key),
+//! `input.rs` (JSON), `api/` (the route), `engine/` (batches).
 //!
 //! # Examples
 //! See [`router`].
@@ -16,8 +16,10 @@
 
 mod api;
 mod api_keys;
+mod connections;
 mod engine;
 mod failure;
+mod framing;
 mod input;
 mod limits;
 mod memory;

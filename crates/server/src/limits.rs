@@ -6,6 +6,10 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Limits {
+    /// Maximum number of open connections of [`serve()`](crate::serve()). While there are as many,
+    /// a new client waits until a connection ends or has been idle for a second; idle connections
+    /// are closed. The process needs an open file for each connection.
+    pub max_connections: usize,
     /// Maximum number of tokens that are computed together. A longer text is a batch of its own.
     pub max_batch_tokens: usize,
     /// How long a batch that is not full waits for more requests.
@@ -45,6 +49,7 @@ impl Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            max_connections: 960, // below the usual limit of 1,024 open files
             max_batch_tokens: 512,
             batch_delay: Duration::ZERO,
             max_requests: 512,

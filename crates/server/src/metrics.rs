@@ -1,8 +1,13 @@
 //! Metrics in the text format of Prometheus.
 
+use std::{
+    collections::HashMap,
+    sync::{PoisonError, RwLock},
+};
+
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
-    Registry, TextEncoder, core::Collector,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Opts, Registry, TextEncoder, core::Collector,
 };
 
 use crate::failure::Kind;
@@ -51,11 +56,16 @@ pub struct Metrics {
     pub connections: IntGauge,
     pub queue_requests: IntGauge,
     pub queue_tokens: IntGauge,
+    /// Set when the metrics are read.
+    pub queue_oldest: Gauge,
     pub batch_tokens: Histogram,
     pub batch_sequences: Histogram,
-    pub tokens: IntCounter,
-    pub texts: IntCounter,
+    tokens: IntCounterVec,
+    texts: IntCounterVec,
     pub loaded: IntGauge,
+    /// The names of the loaded models by number; see [`crate::Model`]. They are the only values of
+    /// the label `model`, besides the empty string.
+    names: RwLock<HashMap<u64, String>>,
 }
 
 impl Default for Metrics {
@@ -66,31 +76,31 @@ impl Default for Metrics {
             registered(&registry, Histogram::with_opts(options))
         };
         let gauge = |name: &str, help: &str| registered(&registry, IntGauge::new(name, help));
-        let counter = |name: &str, help: &str| registered(&registry, IntCounter::new(name, help));
         let counters = |name: &str, help: &str, labels: &[&str]| {
             registered(&registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
-        let histograms = |name: &str, help: &str, label: &str| {
+        let histograms = |name: &str, help: &str, labels: &[&str]| {
             let options = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
-            registered(&registry, HistogramVec::new(options, &[label]))
+            registered(&registry, HistogramVec::new(options, labels))
         };
         Self {
             requests: counters(
                 "bert_requests_total",
-                "Requests by route and status; 499 if the client left or the server ended first",
-                &["route", "status"],
+                "Requests by route, model and status; 499 if the client left or the server ended \
+                 first",
+                &["route", "model", "status"],
             ),
             request_seconds: histograms(
                 "bert_request_duration_seconds",
                 "Time from a request's header to its response, or to its end with status 499",
-                "route",
+                &["route", "model"],
             ),
             failures: counters("bert_failures_total", "Failed requests by kind", &["kind"]),
             stage_seconds: histograms(
                 "bert_stage_duration_seconds",
                 "Time per request in a stage; for compute, time per batch, or per text of a route \
                  without batches",
-                "stage",
+                &["stage"],
             ),
             in_progress: gauge(
                 "bert_requests_in_progress",
@@ -99,14 +109,22 @@ impl Default for Metrics {
             connections: gauge("bert_connections", "Open connections"),
             queue_requests: gauge("bert_queue_requests", "Requests that wait for a batch"),
             queue_tokens: gauge("bert_queue_tokens", "Tokens that wait for a batch"),
+            queue_oldest: registered(
+                &registry,
+                Gauge::new(
+                    "bert_queue_oldest_seconds",
+                    "Age of the oldest request that waits for a batch; 0 if none waits",
+                ),
+            ),
             batch_tokens: histogram("bert_batch_tokens", "Tokens per batch", &COUNTS),
             batch_sequences: histogram("bert_batch_sequences", "Sequences per batch", &COUNTS),
-            tokens: counter("bert_tokens_total", "Tokens of the computed batches"),
-            texts: counter("bert_texts_total", "Texts of answered requests"),
+            tokens: counters("bert_tokens_total", "Tokens of the computed batches", &["model"]),
+            texts: counters("bert_texts_total", "Texts of answered requests", &["model"]),
             loaded: gauge(
                 "bert_models_loaded_timestamp_seconds",
                 "When the models were loaded, in seconds since 1970",
             ),
+            names: RwLock::default(),
             registry,
         }
     }
@@ -123,10 +141,18 @@ fn registered<M: Collector + Clone + 'static>(
 }
 
 impl Metrics {
-    /// Counts a request that was answered or abandoned.
-    pub fn ended(&self, route: &str, status: u16, seconds: f64, failure: Option<Kind>) {
-        self.requests.with_label_values(&[route, &status.to_string()]).inc();
-        self.request_seconds.with_label_values(&[route]).observe(seconds);
+    /// Counts a request that was answered or abandoned. `model` is the name of its model, or empty
+    /// if the request has none.
+    pub fn ended(
+        &self,
+        route: &str,
+        model: &str,
+        status: u16,
+        seconds: f64,
+        failure: Option<Kind>,
+    ) {
+        self.requests.with_label_values(&[route, model, &status.to_string()]).inc();
+        self.request_seconds.with_label_values(&[route, model]).observe(seconds);
         if let Some(kind) = failure {
             self.failures.with_label_values(&[kind.name()]).inc();
         }
@@ -135,6 +161,25 @@ impl Metrics {
     /// The times of a stage.
     pub fn stage(&self, stage: Stage) -> Histogram {
         self.stage_seconds.with_label_values(&[stage.name()])
+    }
+
+    /// The number of tokens that a model computed; see [`crate::Model`] for its number.
+    pub fn tokens(&self, model: u64) -> IntCounter {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        self.tokens.with_label_values(&[names.get(&model).map_or("", String::as_str)])
+    }
+
+    /// The number of texts of a model.
+    pub fn texts(&self, model: &str) -> IntCounter {
+        self.texts.with_label_values(&[model])
+    }
+
+    /// Sets the names of new models. The names of the models in `replaced`, which requests in
+    /// progress may still use, are kept; other names are removed.
+    pub fn set_names(&self, new: HashMap<u64, String>, replaced: &[u64]) {
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        names.retain(|number, _| replaced.contains(number));
+        names.extend(new);
     }
 
     /// All metrics in the text format of Prometheus.
@@ -155,18 +200,35 @@ mod tests {
     #[test]
     fn the_text_has_the_counted_requests() {
         let metrics = Metrics::default();
-        metrics.ended("/embed", 200, 0.002, None);
-        metrics.ended("/embed", 429, 0.001, Some(Kind::Overloaded));
+        metrics.ended("/embed", "minilm", 200, 0.002, None);
+        metrics.ended("/embed", "minilm", 429, 0.001, Some(Kind::Overloaded));
+        metrics.ended("/embed", "", 404, 0.001, Some(Kind::UnknownModel));
         metrics.stage(Stage::Tokenize).observe(0.02);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         for line in [
-            r#"bert_requests_total{route="/embed",status="429"} 1"#,
+            r#"bert_requests_total{model="minilm",route="/embed",status="429"} 1"#,
+            r#"bert_requests_total{model="",route="/embed",status="404"} 1"#,
             r#"bert_failures_total{kind="overloaded"} 1"#,
-            r#"bert_request_duration_seconds_bucket{route="/embed",le="0.0025"} 2"#,
+            r#"bert_request_duration_seconds_bucket{model="minilm",route="/embed",le="0.0025"} 2"#,
             r#"bert_stage_duration_seconds_bucket{stage="tokenize",le="0.025"} 1"#,
             "bert_queue_tokens 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+    #[test]
+    fn tokens_are_counted_by_the_names_of_the_models() {
+        let metrics = Metrics::default();
+        let names = |number: u64, name: &str| HashMap::from([(number, name.to_string())]);
+        metrics.set_names(names(1, "a"), &[]);
+        metrics.set_names(names(2, "b"), &[1]);
+        metrics.tokens(1).inc_by(3);
+        metrics.set_names(names(3, "b"), &[2]);
+        metrics.tokens(2).inc_by(5);
+        metrics.tokens(3).inc_by(7);
+        metrics.tokens(1).inc_by(11); // no request can use this model any more
+        for (name, count) in [("a", 3), ("b", 12), ("", 11)] {
+            assert_eq!(metrics.tokens.with_label_values(&[name]).get(), count, "{name:?}");
         }
     }
 }

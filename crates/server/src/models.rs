@@ -21,6 +21,7 @@ use crate::{
     memory::{Memory, Share},
     metrics::{Metrics, Stage},
     model::Task,
+    responses,
 };
 
 /// Texts of at most this many bytes are tokenized on the calling thread, since this takes less time
@@ -116,6 +117,10 @@ impl Models {
         let named: Named =
             models.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
         self.inherit_speeds(&named);
+        let numbers = |named: &Named| named.iter().map(|(_, model)| model.number()).collect();
+        let replaced: Vec<u64> = self.all().map_or_else(|_| vec![], |all| numbers(&all));
+        let names = named.iter().map(|(name, model)| (model.number(), name.clone())).collect();
+        self.0.metrics.set_names(names, &replaced);
         let named = (!named.is_empty()).then(|| Arc::new(named));
         *self.0.named.write().unwrap_or_else(PoisonError::into_inner) = named;
         Ok(())
@@ -218,7 +223,7 @@ impl Models {
             None => all.first(),
             Some(name) => all.iter().find(|(known, _)| known == name),
         };
-        found.cloned().ok_or_else(|| {
+        found.cloned().inspect(|(name, _)| responses::note_model(name)).ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
             let message = format!(
                 "model {:?} is unknown: expected one of {known:?}",
@@ -255,6 +260,7 @@ impl Models {
     ) -> Result<Found<T>, Failure> {
         let found = |(name, model): (String, Arc<Model>)| {
             let pipeline = pipeline(model.task())?;
+            responses::note_model(&name);
             Some(Found { name, model, pipeline })
         };
         match name {
@@ -268,7 +274,8 @@ impl Models {
                 let (name, model) = self.any(name)?;
                 let own = model.task_name();
                 let message = format!("model {name:?} is for {own}: expected a model for {task}");
-                found((name, model)).ok_or_else(|| Failure::new(Kind::Backend, message))
+                found((name, model))
+                    .ok_or_else(|| Failure::new(Kind::Backend, message).with_field("model"))
             }
         }
     }

@@ -1,25 +1,28 @@
 //! Middleware of all routes: the request id, the time limit, the format of errors, metrics and the
 //! log.
 
-use std::time::Instant;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderName, HeaderValue, header},
+    http::{HeaderName, HeaderValue, Method, Uri, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 use uuid::Uuid;
 
 use crate::{
     Models,
     failure::{Failure, Interface, Kind},
-    input::Held,
+    input::{Held, refuse},
     sending::hold,
 };
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of a request id that a client chooses.
 const MAX_REQUEST_ID: usize = 128;
 /// The status of a request whose client has left, in the log and the metrics, as in nginx.
@@ -36,13 +39,29 @@ pub struct Computed {
     pub tokens: usize,
 }
 
+tokio::task_local! {
+    /// The name of the model of the request in progress; empty until the model is known.
+    static MODEL: Arc<OnceLock<String>>;
+}
+
+/// Notes the model of the request in progress, for the metrics.
+pub fn note_model(name: &str) {
+    // Outside of a request there is no value. A route that calls another notes the model twice.
+    MODEL.try_with(|model| model.get_or_init(|| name.to_string()).len()).ok();
+}
+
+fn model_of(model: &OnceLock<String>) -> &str {
+    model.get().map_or("", String::as_str)
+}
+
 /// A request in progress. Dropping the guard decrements the metric of requests in progress. If the
 /// request has no response by then, because the client has left or the server ends, the guard
 /// counts and logs the request with status [`CLIENT_CLOSED`].
 struct InProgress<'a> {
     models: &'a Models,
     route: &'a str,
-    span: &'a tracing::Span,
+    model: &'a OnceLock<String>,
+    span: &'a Span,
     start: Instant,
     has_response: bool,
 }
@@ -52,7 +71,13 @@ impl Drop for InProgress<'_> {
         self.models.metrics().in_progress.dec();
         if !self.has_response {
             let seconds = self.start.elapsed().as_secs_f64();
-            self.models.metrics().ended(self.route, CLIENT_CLOSED, seconds, None);
+            self.models.metrics().ended(
+                self.route,
+                model_of(self.model),
+                CLIENT_CLOSED,
+                seconds,
+                None,
+            );
             let _entered = self.span.enter();
             let reason = match self.models.is_stopping() {
                 true => "the server ended before the response",
@@ -75,22 +100,31 @@ pub async fn middleware(
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
     let id = request_id(&request);
-    // An error-level span, so that no `RUST_LOG` level filters it out.
-    let span = tracing::error_span!(
-        "request",
-        id = id.to_str().unwrap_or_default(),
-        method = %request.method(),
-        path = request.uri().path(),
-    );
+    let span = request_span(&id, request.method(), request.uri());
     #[cfg(feature = "otel")]
     crate::traces::continue_trace(&span, request.headers());
     metrics.in_progress.inc();
-    let mut in_progress =
-        InProgress { models: &models, route: &route, span: &span, start, has_response: false };
+    let model = Arc::new(OnceLock::new());
+    let mut in_progress = InProgress {
+        models: &models,
+        route: &route,
+        model: &model,
+        span: &span,
+        start,
+        has_response: false,
+    };
     let held = Held::default();
     request.extensions_mut().insert(held.clone());
     let timeout = models.limits().timeout;
-    let result = tokio::time::timeout(timeout, next.run(request)).instrument(span.clone()).await;
+    let answer = async {
+        // `serve` has checked the header.
+        match request.extensions_mut().remove::<Failure>() {
+            None => next.run(request).await,
+            Some(failure) => refuse(failure, request).await.into_response(),
+        }
+    };
+    let answer = MODEL.scope(model.clone(), answer);
+    let result = tokio::time::timeout(timeout, answer).instrument(span.clone()).await;
     let mut response = result.unwrap_or_else(|_| {
         let seconds = timeout.as_secs_f64();
         let message = format!("the request was not received or answered within {seconds} s");
@@ -107,7 +141,8 @@ pub async fn middleware(
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let (seconds, status) = (start.elapsed().as_secs_f64(), response.status().as_u16());
-    metrics.ended(&route, status, seconds, failure.as_ref().map(Failure::kind));
+    let kind = failure.as_ref().map(Failure::kind);
+    metrics.ended(&route, model_of(&model), status, seconds, kind);
     let computed = response.extensions_mut().remove::<Computed>();
     let _entered = span.enter();
     match (failure, computed) {
@@ -126,6 +161,12 @@ pub async fn middleware(
         (None, None) => tracing::debug!(status, seconds, "answered"),
     }
     response
+}
+
+/// The span of a request, for the log. No level of `RUST_LOG` filters out an error-level span.
+pub fn request_span(id: &HeaderValue, method: &Method, uri: &Uri) -> Span {
+    let id = id.to_str().unwrap_or_default();
+    tracing::error_span!("request", id, %method, path = uri.path())
 }
 
 /// The value of the request's header `x-request-id`, or a new id.

@@ -1,11 +1,11 @@
 //! Connections: accepting, limits and shutdown.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderName, HeaderValue, Method, header},
+    http::{HeaderValue, Method, header},
     response::Response,
 };
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -13,21 +13,20 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
 };
-use prometheus::IntGauge;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, timeout, timeout_at},
 };
-use tokio_io_timeout::TimeoutStream;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_service::Service;
 
-use crate::{ApiKeys, Models, api};
+use crate::{
+    ApiKeys, Models, api,
+    connections::{self, Connection, Connections, Stream},
+    framing,
+    responses::REQUEST_ID,
+};
 
-/// Maximum number of open connections; further connections wait. The value is below the usual limit
-/// of 1,024 open files.
-const MAX_CONNECTIONS: usize = 960;
 /// Maximum time for the header of a request, and for the pause between two requests of a
 /// connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -100,38 +99,44 @@ pub async fn serve(
         router = router.layer(cors(&access.origins));
     }
     let service = router.into_service::<Body>();
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let limits = models.limits();
+    let connections =
+        Connections::new(limits.max_connections, models.metrics().connections.clone());
     let graceful = GracefulShutdown::new();
-    let header_timeout = HEADER_TIMEOUT.min(models.limits().timeout);
-    let write_timeout = models.limits().timeout.min(MAX_WRITE_TIMEOUT);
-    let start = |permit, stream| {
-        let open = models.metrics().connections.clone();
-        let guard = ConnectionGuard::new(permit, open);
-        let graceful = &graceful;
-        let connection = Connection { stream, graceful, header_timeout, write_timeout };
-        connection.start(service.clone(), guard);
+    let header_timeout = HEADER_TIMEOUT.min(limits.timeout);
+    let write_timeout = limits.timeout.min(MAX_WRITE_TIMEOUT);
+    let start = |stream, connection| {
+        let accepted =
+            Accepted { stream, connection, graceful: &graceful, header_timeout, write_timeout };
+        accepted.start(service.clone());
     };
-    let accept = async |until: Option<Instant>| {
+    // An accepted connection that waits because there are too many. It is kept here when `accept`
+    // is cancelled.
+    let mut waiting = None;
+    let mut accept = async |until: Option<Instant>| {
         // The loop checks the deadline itself: if `listener.accept` returns an error at once, for
         // example because no file descriptor is free, `timeout_at` returns this error even after
         // the deadline.
         while until.is_none_or(|until| Instant::now() < until) {
-            let permit = connections.clone().acquire_owned();
-            let next = async { (permit.await, listener.accept().await) };
-            let (permit, accepted) = match until {
+            let next = async {
+                if waiting.is_none() {
+                    waiting = Some(listener.accept().await?.0);
+                }
+                Ok::<_, io::Error>(connections.admit().await)
+            };
+            let admitted = match until {
                 None => next.await,
                 Some(until) => match timeout_at(until, next).await {
-                    Ok(accepted) => accepted,
+                    Ok(admitted) => admitted,
                     Err(_) => return,
                 },
             };
-            match (permit, accepted) {
-                (Ok(permit), Ok((stream, _))) => start(permit, stream),
-                (_, Err(error)) => {
+            match admitted {
+                Ok(connection) => start(waiting.take().expect("just accepted"), connection),
+                Err(error) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
                     sleep(ACCEPT_PAUSE).await;
                 }
-                (Err(_), _) => return, // the semaphore is never closed
             }
         }
     };
@@ -149,10 +154,10 @@ pub async fn serve(
             stream.set_nonblocking(true).ok()?;
             TcpStream::from_std(stream).ok()
         };
-        while let Some(stream) = accept()
-            && let Ok(permit) = connections.clone().try_acquire_owned()
+        while let Some(stream) = waiting.take().or_else(accept)
+            && let Some(connection) = connections.try_admit()
         {
-            start(permit, stream);
+            start(stream, connection);
         }
     }
     // A connection that was accepted last may still send its request.
@@ -163,58 +168,59 @@ pub async fn serve(
     }
 }
 
-/// Counts an open connection, and holds its permit, until the guard is dropped.
-struct ConnectionGuard {
-    _permit: OwnedSemaphorePermit,
-    open: IntGauge,
-}
-
-impl ConnectionGuard {
-    fn new(permit: OwnedSemaphorePermit, open: IntGauge) -> Self {
-        open.inc();
-        Self { _permit: permit, open }
-    }
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        self.open.dec();
-    }
-}
-
 /// An accepted connection.
-struct Connection<'a> {
+struct Accepted<'a> {
     stream: TcpStream,
+    connection: Arc<Connection>,
     graceful: &'a GracefulShutdown,
     header_timeout: Duration,
     write_timeout: Duration,
 }
 
-impl Connection<'_> {
+impl Accepted<'_> {
     /// Answers the requests of the connection in a task of its own.
-    fn start<S>(self, service: S, guard: ConnectionGuard)
+    fn start<S>(self, service: S)
     where
         S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,
     {
-        self.stream.set_nodelay(true).ok(); // without it, responses are only slower
-        let call = service_fn(move |request: hyper::Request<Incoming>| {
-            service.clone().call(request.map(Body::new))
-        });
+        let Self { stream, connection, .. } = self;
+        stream.set_nodelay(true).ok(); // without it, responses are only slower
         // A client that does not read its response is disconnected.
-        let mut stream = TimeoutStream::new(self.stream);
-        stream.set_write_timeout(Some(self.write_timeout));
-        let connection = http1::Builder::new()
+        let stream = Stream::new(stream, self.write_timeout, connection.clone());
+        let of_requests = connection.clone();
+        let call = service_fn(move |request: hyper::Request<Incoming>| {
+            let guard = of_requests.begin_request();
+            let mut request = request.map(Body::new);
+            if let Err(failure) = framing::check(&request) {
+                request.extensions_mut().insert(failure);
+            }
+            let (method, uri) = (request.method().clone(), request.uri().clone());
+            let response = service.clone().call(request);
+            async {
+                let (parts, body) = response.await?.into_parts();
+                let id = parts.headers.get(REQUEST_ID).cloned();
+                let body =
+                    guard.with_body(body, id.map(|id| connections::Request { id, method, uri }));
+                Ok::<_, Infallible>(Response::from_parts(parts, body))
+            }
+        });
+        let served = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.header_timeout)
             .max_buf_size(MAX_HEADER)
-            .serve_connection(TokioIo::new(Box::pin(stream)), call);
-        let watched = self.graceful.watch(connection);
+            .serve_connection(TokioIo::new(stream), call);
+        let served = self.graceful.watch(served);
         tokio::spawn(async move {
-            if let Err(error) = watched.await {
-                tracing::debug!(%error, "connection ended");
+            tokio::select! {
+                biased; // a request that has arrived is served
+                ended = served => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "connection ended");
+                    }
+                }
+                () = connection.evicted() => tracing::debug!("idle connection closed"),
             }
-            drop(guard);
         });
     }
 }
@@ -224,11 +230,10 @@ fn cors(origins: &[HeaderValue]) -> CorsLayer {
         true => AllowOrigin::from(Any),
         false => AllowOrigin::list(origins.iter().cloned()),
     };
-    let id = HeaderName::from_static("x-request-id");
     CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST])
         // Clients send headers of their own, such as `x-stainless-os`.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([id, header::RETRY_AFTER, api::TRUNCATED_TEXTS])
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER, api::TRUNCATED_TEXTS])
 }

@@ -47,9 +47,11 @@ pub struct RerankRequest {
     /// Must be at least the model's maximum length, to which the query and a document together are
     /// truncated
     #[serde(default)]
+    #[schema(minimum = 1)]
     max_tokens_per_doc: Option<usize>,
     /// Only 1 is accepted: documents are truncated and not split
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 1)]
     max_chunks_per_doc: Option<usize>,
     /// Not supported: documents have one field, `text`
     #[serde(default)]

@@ -159,7 +159,8 @@ pub async fn vectors(
 ) -> Result<Outputs, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
     let (field, dimension) = (options.field, embedder.dimension());
-    let sequences = tokenize(models, &embedder, texts, options).await?;
+    let sequences = tokenize(models, &embedder, texts, options).await;
+    let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
     let values = sequences.len() * dimension;
     compute(models, found.model.vectors(embedder, normalize), sequences, values, field).await
 }
@@ -172,7 +173,8 @@ pub async fn states(
     options: Options,
 ) -> Result<Outputs, Failure> {
     let field = options.field;
-    let sequences = tokenize(models, &found.pipeline, texts, options).await?;
+    let sequences = tokenize(models, &found.pipeline, texts, options).await;
+    let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
     let values = token_count(&sequences) * hidden_size(&found.model);
     check_response(values, field)?;
     compute(models, found.model.states(), sequences, values, field).await

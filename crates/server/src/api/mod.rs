@@ -24,14 +24,18 @@ use serde::Serialize;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::{
     OpenApi,
-    openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
+    openapi::{
+        RefOr, Schema,
+        schema::ArrayItems,
+        security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme},
+    },
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     ApiKeys, Models, api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError},
-    input::discard,
+    input::refuse,
     memory::Share,
     metrics::Stage,
     models::MAX_UNBATCHED_BYTES,
@@ -104,12 +108,17 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .routes(routes!(service::info))
         .routes(routes!(service::live))
         .routes(routes!(service::health))
+        .routes(routes!(service::ping))
+        .routes(routes!(service::invocations))
         .routes(routes!(service::metrics));
     let (router, mut document) = routes.split_for_parts();
     if !api_keys.is_empty() {
         let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
         document.components.get_or_insert_default().add_security_scheme("api_key", bearer);
         document.security = Some(vec![SecurityRequirement::new("api_key", [""; 0])]);
+    }
+    for (name, schema) in document.components.iter_mut().flat_map(|all| &mut all.schemas) {
+        set_min_items(name, schema);
     }
     let document = document.to_json().expect("all keys of the document's maps are strings");
     let document = move || {
@@ -118,9 +127,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         async { response }
     };
     let refused = |kind, message| {
-        async move |request: Request| {
-            Failure::new(kind, message).with_body_read(discard(request.into_body()).await)
-        }
+        async move |request: Request| refuse(Failure::new(kind, message), request).await
     };
     let no_method = refused(Kind::Method, "the route has no such method: see /docs");
     let no_route = refused(Kind::NoRoute, "the route does not exist: see /docs");
@@ -138,6 +145,22 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(models.clone(), responses::middleware))
         .with_state(models)
+}
+
+/// Sets `minItems` of the lists in the variants of an enum, for which utoipa has no attribute. These
+/// lists have at least one element, except the lists of token ids that `/decode` takes.
+fn set_min_items(name: &str, schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::OneOf(one_of)) = schema else { return };
+    for variant in &mut one_of.items {
+        let RefOr::T(Schema::Array(list)) = variant else { continue };
+        list.min_items = Some(1);
+        if let ArrayItems::RefOrSchema(items) = &mut list.items
+            && let RefOr::T(Schema::Array(inner)) = &mut **items
+            && name != "Ids"
+        {
+            inner.min_items = Some(1);
+        }
+    }
 }
 
 static INDEX: LazyLock<String> =
@@ -200,7 +223,7 @@ pub(crate) const TRUNCATED_TEXTS: HeaderName = HeaderName::from_static("x-trunca
 
 /// Adds the number of texts to the metrics, and `computed` to the response, for the log.
 fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
-    models.metrics().texts.inc_by(computed.texts as u64);
+    models.metrics().texts(&computed.model).inc_by(computed.texts as u64);
     response.extensions_mut().insert(computed);
     response
 }

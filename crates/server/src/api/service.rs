@@ -11,10 +11,11 @@ use encoder::Labels;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::embedding::hidden_size;
+use super::{embedding::hidden_size, tei};
 use crate::{
     Models,
     failure::{Failure, Kind, TeiFailures, json_response},
+    input::Partial,
     model::{Model, Task},
 };
 
@@ -173,6 +174,36 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     models.health()
 }
 
+/// Health for Amazon SageMaker: the same as `/health`
+#[utoipa::path(
+    get,
+    path = "/ping",
+    tag = "Service",
+    security(()),
+    responses((status = 200, description = "the server answers requests"), TeiFailures)
+)]
+pub async fn ping(State(models): State<Models>) -> Result<(), Failure> {
+    models.health()
+}
+
+/// Requests of Amazon SageMaker: the same as `POST /`
+#[utoipa::path(
+    post,
+    path = "/invocations",
+    tag = "TEI",
+    request_body(content = Object, example = json!({"inputs": "A man is eating food."})),
+    responses(
+        (status = 200, description = "the response", body = Vec<serde_json::Value>),
+        TeiFailures,
+    )
+)]
+pub async fn invocations(
+    models: State<Models>,
+    request: Partial<tei::Fields>,
+) -> Result<Response, Failure> {
+    tei::any(models, request).await
+}
+
 /// Metrics in the text format of Prometheus
 #[utoipa::path(
     get,
@@ -185,6 +216,7 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     )
 )]
 pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {
+    models.metrics().queue_oldest.set(models.engine().oldest_wait().as_secs_f64());
     let text = models.metrics().text().map_err(|error| Failure::new(Kind::Internal, error))?;
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())

@@ -120,6 +120,11 @@ impl Engine {
         self.shared.retry_after(&mut state, one, one)
     }
 
+    /// How long the oldest request in the queue has waited; 0 if the queue is empty.
+    pub fn oldest_wait(&self) -> Duration {
+        self.shared.lock().queue.oldest().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     fn observe(&self, start: Instant) {
         self.shared.metrics.stage(Stage::Engine).observe(start.elapsed().as_secs_f64());
     }
@@ -249,7 +254,7 @@ impl Shared {
                     let tokens = items.iter().map(length).sum();
                     self.metrics.batch_tokens.observe(tokens as f64);
                     self.metrics.batch_sequences.observe(items.len() as f64);
-                    self.metrics.tokens.inc_by(tokens as u64);
+                    self.metrics.tokens(target.key.model).inc_by(tokens as u64);
                     compute(&target, items);
                     (SpeedKey { model: target.key.model, is_call: false }, tokens)
                 }
