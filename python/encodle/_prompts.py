@@ -15,7 +15,12 @@ def merged(
     of_files: Iterable[tuple[str, str]],
     given: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """The prompts by name. Those of the caller take precedence over those of the model's files."""
+    """The prompts by name. Those of the caller take precedence over those of the model's files.
+
+    Raises TypeError if the prompts of the caller are not a mapping.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"prompts is {given!r}: expected a dict from names to texts")
     return {**defaults, **dict(of_files), **(given or {})}
 
 

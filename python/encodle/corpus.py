@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import _arguments, _encodle
-from .sentence_transformer import LongTexts, ModelPrecision, SentenceTransformer
+from .sentence_transformer import SentenceTransformer
+from .types import LongTexts, ModelPrecision
 
 logger = logging.getLogger("encodle")
 

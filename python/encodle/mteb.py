@@ -16,7 +16,7 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.types import PromptType
 
 from encodle import SentenceTransformer, _arguments
-from encodle.quantization import Precision
+from encodle.types import Precision
 
 __all__ = ["EncodleEncoder"]
 

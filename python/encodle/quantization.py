@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
 from ._arguments import as_array
+from .types import Precision
 
 logger = logging.getLogger("encodle")
 
-Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
+PRECISIONS = get_args(Precision)
 
 
 def quantize_embeddings(

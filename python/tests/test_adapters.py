@@ -67,7 +67,7 @@ class TestLangChain:
 
     def test_unknown_arguments_are_errors(self, embeddings, model):
         with pytest.raises(TypeError):
-            embeddings(model_kwargs={})
+            embeddings(bogus={})
         with pytest.raises(TypeError, match="precision"):
             embeddings(model, precision="int8")
 
