@@ -4,6 +4,8 @@ import copy
 import enum
 import pickle
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -93,6 +95,43 @@ class TestConstructors:
                 kind("org/name", local_files_only=True)
         with pytest.raises(TypeError, match="token is int: expected a str, a bool or None"):
             encodle.SentenceTransformer(token=5)
+
+    def test_the_token_replaces_that_of_the_environment(self, tmp_path, monkeypatch):
+        tokens = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                tokens.append(self.headers["Authorization"])
+                self.send_error(404)
+
+            do_GET = do_HEAD
+
+            def log_message(self, *_):
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setenv("HF_TOKEN", "environment")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        for token, sent in [
+            ("given", "Bearer given"),
+            (None, "Bearer environment"),
+            (True, "Bearer environment"),
+            (False, None),
+        ]:
+            for kind in (encodle.SentenceTransformer, encodle.CrossEncoder):
+                tokens.clear()
+                with pytest.raises(encodle.EncodleError):
+                    kind("org/name", token=token)
+                assert tokens and set(tokens) == {sent}
+                tokens.clear()
+                with pytest.raises(encodle.EncodleError):
+                    kind("org/name", token=token, local_files_only=True)
+                assert not tokens
+        server.shutdown()
+        server.server_close()
 
 
 class TestAttributes:
