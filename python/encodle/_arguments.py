@@ -6,7 +6,7 @@ import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +50,14 @@ NAMES_WITHOUT_ORGANIZATION = frozenset(
 )
 
 
+def path_text(name: str, value: str | os.PathLike[str]) -> str:
+    """The path in the argument `name`. Raises TypeError if it is neither a str nor a path of str."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise TypeError(f"{name} is {value!r}: expected a str or a path")
+    return path
+
+
 def model_path(
     model: str | os.PathLike[str] | None,
     revision: str | None = None,
@@ -63,7 +71,9 @@ def model_path(
     Raises ValueError for a `revision` of a model that is not on the hub, or of a name that already
     has a revision.
     """
-    path = BUILTIN_NAME if model is None else os.fspath(model)
+    path = BUILTIN_NAME if model is None else path_text("model", model)
+    if revision is not None:
+        check_str(revision=revision)
     exists = os.path.exists(path)
     is_builtin = model is None or (path == BUILTIN_NAME and not exists)
     if revision is not None and (is_builtin or exists or "@" in path):
@@ -108,7 +118,7 @@ class Hub:
         if not (self.token is None or isinstance(self.token, (str, bool))):
             raise TypeError(f"token is {type(self.token).__name__}: expected a str, a bool or None")
         if self.cache_folder is not None:
-            path = os.path.abspath(os.fspath(self.cache_folder))
+            path = os.path.abspath(path_text("cache_folder", self.cache_folder))
             object.__setattr__(self, "cache_folder", path)
 
     def source(self, path: str) -> Any:
@@ -179,6 +189,8 @@ def model_precision(
             f'backend {backend!r} is not supported: expected "torch" (the models in the format of '
             "transformers are computed by this package itself)"
         )
+    if model_kwargs is not None and not isinstance(model_kwargs, Mapping):
+        raise TypeError(f"model_kwargs is {model_kwargs!r}: expected a dict")
     settings = {
         name: value
         for name, value in (model_kwargs or {}).items()
@@ -206,6 +218,10 @@ def model_precision(
     return precision
 
 
+#: The largest integer that the native functions take.
+MAX_INTEGER = (1 << 63) - 1
+
+
 def _check_integers(arguments: Mapping[str, int | None], least: int, expected: str) -> None:
     for name, value in arguments.items():
         if value is None:
@@ -216,6 +232,8 @@ def _check_integers(arguments: Mapping[str, int | None], least: int, expected: s
             raise TypeError(f"{name} is {value!r}: expected {expected}") from None
         if number < least:
             raise ValueError(f"{name} is {value}: expected {expected}")
+        if number > MAX_INTEGER:
+            raise ValueError(f"{name} is {value}: expected at most {MAX_INTEGER}")
 
 
 def check_positive(**arguments: int | None) -> None:
@@ -243,6 +261,21 @@ def check_str(**arguments: str) -> None:
             ) from None
 
 
+def pooling_modes(pooling: str | Sequence[str] | None) -> list[str]:
+    """The modes in the argument `pooling`.
+
+    Raises TypeError for another type than str, list or tuple, such as a set: the vectors of several
+    modes are concatenated in the order of the modes.
+    """
+    if pooling is None or isinstance(pooling, str):
+        return [] if pooling is None else [pooling]
+    if not isinstance(pooling, (list, tuple)):
+        raise TypeError(f"pooling is {pooling!r}: expected a str, or a list of str")
+    for mode in pooling:
+        check_str(**{"pooling mode": mode})
+    return list(pooling)
+
+
 def is_single(texts: Any) -> bool:
     """Whether an argument is one text and not a sequence of texts."""
     if isinstance(texts, np.ndarray) and texts.ndim == 0:
@@ -262,7 +295,10 @@ def as_array(vectors: Any) -> np.ndarray:
 
     if isinstance(vectors, (list, tuple)):
         vectors = [without_bfloat16(vector) for vector in vectors]
-    array = np.asarray(without_bfloat16(vectors))
+    try:
+        array = np.asarray(without_bfloat16(vectors))
+    except ValueError as error:
+        raise ValueError(f"vectors cannot be made an array: {error}") from None
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"vectors are of type {type(vectors).__name__} with dtype {array.dtype}: expected an "

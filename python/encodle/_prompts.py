@@ -49,6 +49,7 @@ def resolve(
     name = default if prompt_name is None else prompt_name
     if name is None:
         return ""
+    _arguments.check_str(prompt_name=name)
     if name not in prompts:
         raise ValueError(f"prompt_name {name!r} is unknown: expected one of {list(prompts)}")
     _arguments.check_str(**{f"prompts[{name!r}]": prompts[name]})

@@ -93,7 +93,7 @@ class BatchEmbedder:
         self.column = column
         self.output_column = output_column
         self.precision = precision
-        self.pooling = pooling if pooling is None or isinstance(pooling, str) else tuple(pooling)
+        self.pooling = tuple(_arguments.pooling_modes(pooling))
         self.prompt_name = prompt_name
         self.prompt = prompt
         self.normalize_embeddings = bool(normalize_embeddings)

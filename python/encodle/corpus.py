@@ -97,8 +97,8 @@ def embed_file(
     with _arguments.Progress(0, show_progress_bar, "records") as progress:
         read, written, truncated, skipped, warnings = _encodle.embed_file(
             native,
-            os.fspath(input),
-            os.fspath(output),
+            _arguments.path_text("input", input),
+            _arguments.path_text("output", output),
             input_format,
             output_format,
             field,

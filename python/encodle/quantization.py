@@ -53,7 +53,7 @@ def quantize_embeddings(
         return np.zeros(values.shape, dtype=precision)
     if ranges is None:
         ranges = _ranges(values, precision, calibration_embeddings)
-    limits = np.asarray(ranges, dtype=np.float32)
+    limits = as_array(ranges).astype(np.float32)
     if limits.shape != (2, values.shape[-1]):
         raise ValueError(
             f"ranges have the shape {limits.shape}: expected (2, {values.shape[-1]}), the minimum and "

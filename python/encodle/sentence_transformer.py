@@ -93,7 +93,7 @@ class SentenceTransformer(Model):
         _arguments.check_device(device)
         precision = _arguments.model_precision(precision, backend, model_kwargs)
         _arguments.check_positive(threads=threads, token_budget=token_budget)
-        modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
+        modes = _arguments.pooling_modes(pooling)
         self._name = _arguments.embedding_model(model_name_or_path, revision)
         self._hub = _arguments.Hub(cache_folder, token, local_files_only)
         self._settings = (precision, modes, token_budget, threads)

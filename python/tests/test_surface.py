@@ -323,6 +323,34 @@ class TestCalls:
             with pytest.raises(TypeError, match=message):
                 call()
 
-    def test_prompts_of_another_type_are_a_type_error(self):
-        with pytest.raises(TypeError, match="^prompts is 'query: ': expected a dict from names to texts"):
-            encodle.SentenceTransformer(prompts="query: ")
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("prompts", "query: ", "expected a dict from names to texts"),
+            ("pooling", {"cls", "mean"}, "expected a str, or a list of str"),
+            ("pooling", 5, "expected a str, or a list of str"),
+            ("model", 5, "expected a str or a path"),
+            ("model", b"all-MiniLM-L6-v2", "expected a str or a path"),
+            ("cache_folder", 5, "expected a str or a path"),
+            ("revision", 5, "expected str"),
+            ("model_kwargs", "bfloat16", "expected a dict"),
+        ],
+    )
+    def test_a_setting_of_another_type_is_a_type_error_that_names_the_argument(self, name, value, expected):
+        arguments = {"model_name_or_path" if name == "model" else name: value}
+        with pytest.raises(TypeError, match=f"^{name} is .*: {expected}"):
+            encodle.SentenceTransformer(**arguments)
+
+    def test_the_errors_of_other_types_name_the_argument(self, model, tmp_path):
+        for message, call in [
+            ("^prompt_name is ", lambda: model.encode("a", prompt_name=["query"])),
+            ("^input is 5", lambda: encodle.embed_file(5, tmp_path / "a.npy")),
+            ("^output is 5", lambda: encodle.embed_file(tmp_path / "a.txt", 5)),
+            ("^vectors are of type str", lambda: encodle.quantize_embeddings([[0.5]], "int8", "0.5")),
+        ]:
+            with pytest.raises(TypeError, match=message):
+                call()
+        with pytest.raises(ValueError, match="^truncate_dim is 1000000000000000000000: expected at most"):
+            model.encode("a", truncate_dim=10**21)
+        with pytest.raises(ValueError, match="^vectors cannot be made an array: "):
+            model.similarity([[0.5], [0.5, 1]], [[0.5]])
