@@ -14,6 +14,7 @@ from .corpus import EmbedSummary, embed_file
 from .cross_encoder import CrossEncoder
 from .quantization import quantize_embeddings
 from .sentence_transformer import SentenceTransformer
+from .similarity import SimilarityFunction
 
 __all__ = [
     "Attention",
@@ -25,6 +26,7 @@ __all__ = [
     "MaskFiller",
     "QuestionAnswerer",
     "SentenceTransformer",
+    "SimilarityFunction",
     "TextClassifier",
     "TokenClassifier",
     "embed_file",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ._encodle import EncodleError
+from .types import Encode, ModelPrecision, Predict, Similarity
 
 Native = TypeVar("Native")
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: The name and the folder of the model that is part of the package.
 BUILTIN_NAME = "all-MiniLM-L6-v2"
@@ -48,6 +50,14 @@ NAMES_WITHOUT_ORGANIZATION = frozenset(
 )
 
 
+def path_text(name: str, value: str | os.PathLike[str]) -> str:
+    """The path in the argument `name`. Raises TypeError if it is neither a str nor a path of str."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise TypeError(f"{name} is {value!r}: expected a str or a path")
+    return path
+
+
 def model_path(
     model: str | os.PathLike[str] | None,
     revision: str | None = None,
@@ -61,7 +71,9 @@ def model_path(
     Raises ValueError for a `revision` of a model that is not on the hub, or of a name that already
     has a revision.
     """
-    path = BUILTIN_NAME if model is None else os.fspath(model)
+    path = BUILTIN_NAME if model is None else path_text("model", model)
+    if revision is not None:
+        check_str(revision=revision)
     exists = os.path.exists(path)
     is_builtin = model is None or (path == BUILTIN_NAME and not exists)
     if revision is not None and (is_builtin or exists or "@" in path):
@@ -91,6 +103,37 @@ def embedding_model(model: str | os.PathLike[str] | None, revision: str | None =
     return None if path == str(BUILTIN_MODEL) else path
 
 
+@dataclass(frozen=True)
+class Hub:
+    """The settings of the hub that replace those of the environment.
+
+    token: True and None mean the token of the environment, False none
+    """
+
+    cache_folder: str | os.PathLike[str] | None
+    token: str | bool | None
+    local_files_only: bool
+
+    def __post_init__(self) -> None:
+        if not (self.token is None or isinstance(self.token, (str, bool))):
+            raise TypeError(f"token is {type(self.token).__name__}: expected a str, a bool or None")
+        if self.cache_folder is not None:
+            path = os.path.abspath(path_text("cache_folder", self.cache_folder))
+            object.__setattr__(self, "cache_folder", path)
+
+    def source(self, path: str) -> Any:
+        """The first argument of the native models."""
+        if self == Hub(None, None, False):
+            return path
+        token = "" if self.token is False else self.token
+        token = None if token is True else token
+        return (path, self.cache_folder, token, bool(self.local_files_only))
+
+    def without_token(self) -> Hub:
+        """The same settings with the token of the environment, for pickling."""
+        return replace(self, token=None if isinstance(self.token, str) else self.token)
+
+
 @contextmanager
 def explained(model: str | os.PathLike[str] | None, path: str | None) -> Iterator[None]:
     """Adds a note to an EncodleError if `model_path` put an organisation before the model name."""
@@ -106,16 +149,6 @@ def explained(model: str | os.PathLike[str] | None, path: str | None) -> Iterato
         ) from None
 
 
-def check_attribute(model: Any, name: str) -> None:
-    """Raises AttributeError for an attribute that a model does not have: setting it would have no
-    effect. A subclass may have attributes of its own."""
-    known = hasattr(type(model), name) or name in ("prompts", "default_prompt_name")
-    if not known and not name.startswith("_") and type(model).__module__.startswith("encodle."):
-        raise AttributeError(
-            f"{type(model).__name__} has no attribute {name!r}: setting it would have no effect"
-        )
-
-
 def check_device(device: Any) -> None:
     """Raises EncodleError unless the device is the CPU."""
     if device is not None and str(device) not in ("cpu", "cpu:0"):
@@ -125,19 +158,99 @@ def check_device(device: Any) -> None:
         )
 
 
-def check_positive(**arguments: int | None) -> None:
-    """Raises ValueError for the first argument that is neither None nor positive."""
-    for name, value in arguments.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}: expected a positive integer")
+def check_single_process(device: Any, pool: Any, chunk_size: int | None) -> None:
+    """Raises EncodleError for a pool of processes, and the errors of `check_device`. Without a pool,
+    `chunk_size` has no effect, as in sentence-transformers."""
+    check_device(device)
+    check_positive(chunk_size=chunk_size)
+    if pool is not None:
+        raise EncodleError(
+            "pool is not supported: expected None (all CPUs of the process are used with threads); "
+            "use encodle.BatchEmbedder in workers"
+        )
 
 
-def check_str(**arguments: str | None) -> None:
-    """Raises TypeError for the first argument that is neither None nor a str, EncodleError for a str
-    with a lone surrogate."""
+#: The precisions of the constructors by the name of the dtype in torch.
+PRECISION_OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+#: The keys of `model_kwargs` that select how torch computes or loads, and not what it computes.
+IGNORED_MODEL_KWARGS = ("attn_implementation", "low_cpu_mem_usage", "use_safetensors")
+
+
+def model_precision(
+    precision: ModelPrecision, backend: str, model_kwargs: Mapping[str, Any] | None
+) -> ModelPrecision:
+    """The precision that the arguments `precision`, `backend` and `model_kwargs` request.
+
+    Raises ValueError for another backend than "torch", whose results those of this package are, and
+    for a setting in `model_kwargs` that is not supported or contradicts `precision`.
+    """
+    if backend != "torch":
+        raise ValueError(
+            f'backend {backend!r} is not supported: expected "torch" (the models in the format of '
+            "transformers are computed by this package itself)"
+        )
+    if model_kwargs is not None and not isinstance(model_kwargs, Mapping):
+        raise TypeError(f"model_kwargs is {model_kwargs!r}: expected a dict")
+    settings = {
+        name: value
+        for name, value in (model_kwargs or {}).items()
+        if value is not None and name not in IGNORED_MODEL_KWARGS
+    }
+    for name in ("dtype", "torch_dtype"):
+        if name not in settings:
+            continue
+        dtype = str(settings.pop(name)).removeprefix("torch.")
+        if dtype not in PRECISION_OF_DTYPE:
+            raise ValueError(
+                f"{name} {dtype!r} is not supported: expected one of {list(PRECISION_OF_DTYPE)}"
+            )
+        of_dtype = PRECISION_OF_DTYPE[dtype]
+        if precision not in ("f32", of_dtype):
+            raise ValueError(
+                f"{name} is {dtype} and precision is {precision!r}: expected one of the arguments"
+            )
+        precision = cast(ModelPrecision, of_dtype)
+    if settings:
+        raise ValueError(
+            f"model_kwargs {list(settings)} are not supported: expected dtype, torch_dtype, or one of "
+            f"{IGNORED_MODEL_KWARGS}, which have no effect"
+        )
+    return precision
+
+
+#: The largest integer that the native functions take.
+MAX_INTEGER = (1 << 63) - 1
+
+
+def _check_integers(arguments: Mapping[str, int | None], least: int, expected: str) -> None:
     for name, value in arguments.items():
         if value is None:
             continue
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} is {value!r}: expected {expected}") from None
+        if number < least:
+            raise ValueError(f"{name} is {value}: expected {expected}")
+        if number > MAX_INTEGER:
+            raise ValueError(f"{name} is {value}: expected at most {MAX_INTEGER}")
+
+
+def check_positive(**arguments: int | None) -> None:
+    """Raises for the first argument that is neither None nor a positive integer: TypeError if it is
+    not an integer, else ValueError."""
+    _check_integers(arguments, 1, "a positive integer")
+
+
+def check_not_negative(**arguments: int | None) -> None:
+    """`check_positive`, but 0 is valid."""
+    _check_integers(arguments, 0, "0 or a positive integer")
+
+
+def check_str(**arguments: str) -> None:
+    """Raises TypeError for the first argument that is not a str, EncodleError for a str with a lone
+    surrogate."""
+    for name, value in arguments.items():
         if not isinstance(value, str):
             raise TypeError(f"{name} is {value!r}: expected str")
         try:
@@ -148,6 +261,21 @@ def check_str(**arguments: str | None) -> None:
             ) from None
 
 
+def pooling_modes(pooling: str | Sequence[str] | None) -> list[str]:
+    """The modes in the argument `pooling`.
+
+    Raises TypeError for another type than str, list or tuple, such as a set: the vectors of several
+    modes are concatenated in the order of the modes.
+    """
+    if pooling is None or isinstance(pooling, str):
+        return [] if pooling is None else [pooling]
+    if not isinstance(pooling, (list, tuple)):
+        raise TypeError(f"pooling is {pooling!r}: expected a str, or a list of str")
+    for mode in pooling:
+        check_str(**{"pooling mode": mode})
+    return list(pooling)
+
+
 def is_single(texts: Any) -> bool:
     """Whether an argument is one text and not a sequence of texts."""
     if isinstance(texts, np.ndarray) and texts.ndim == 0:
@@ -156,7 +284,10 @@ def is_single(texts: Any) -> bool:
 
 
 def as_array(vectors: Any) -> np.ndarray:
-    """Vectors as an array. NumPy has no bfloat16: such tensors become an array of float32."""
+    """Vectors as an array of numbers. NumPy has no bfloat16: such tensors become an array of float32.
+
+    Raises TypeError for values that are not numbers.
+    """
 
     def without_bfloat16(value: Any) -> Any:
         is_bfloat16 = str(getattr(value, "dtype", "")) == "torch.bfloat16"
@@ -164,7 +295,23 @@ def as_array(vectors: Any) -> np.ndarray:
 
     if isinstance(vectors, (list, tuple)):
         vectors = [without_bfloat16(vector) for vector in vectors]
-    return np.asarray(without_bfloat16(vectors))
+    try:
+        array = np.asarray(without_bfloat16(vectors))
+    except ValueError as error:
+        raise ValueError(f"vectors cannot be made an array: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"vectors are of type {type(vectors).__name__} with dtype {array.dtype}: expected an "
+            "array, a tensor or a list of numbers"
+        )
+    return array
+
+
+def has_tensors(vectors: Any) -> bool:
+    """Whether vectors are a tensor of torch or a list of tensors."""
+    torch = sys.modules.get("torch")
+    first = vectors[0] if isinstance(vectors, (list, tuple)) and vectors else vectors
+    return torch is not None and isinstance(first, getattr(torch, "Tensor", ()))
 
 
 def _is_of_pandas(value: Any) -> bool:
@@ -197,7 +344,8 @@ def text_list(texts: Any) -> Any:
         return texts.tolist()
     if hasattr(texts, "__arrow_c_array__") or hasattr(texts, "__arrow_c_stream__"):
         return texts
-    if isinstance(texts, (bytes, dict)) or not hasattr(texts, "__iter__"):
+    # The order of a set is not defined, so its vectors could not be assigned to its texts.
+    if isinstance(texts, (bytes, Mapping, set, frozenset)) or not hasattr(texts, "__iter__"):
         raise TypeError(
             f"texts are of type {type(texts).__name__}: expected a str, a sequence of str, or an "
             "Arrow array of strings"
@@ -205,7 +353,7 @@ def text_list(texts: Any) -> Any:
     return list(texts)
 
 
-def accepts_sentences(method: Method) -> Method:
+def _accepts_sentences(method: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the method accepts its argument `inputs` under the name `sentences` too.
 
     sentence-transformers before version 6 calls the argument `sentences`.
@@ -221,14 +369,31 @@ def accepts_sentences(method: Method) -> Method:
             arguments["inputs"] = arguments.pop("sentences")
         return method(self, *args, **arguments)
 
-    return cast(Method, renamed)
+    return renamed
 
 
-def check_not_negative(**arguments: int | None) -> None:
-    """Raises ValueError for the first argument that is a negative integer."""
-    for name, value in arguments.items():
-        if value is not None and value < 0:
-            raise ValueError(f"{name} is {value}: expected 0 or a positive integer")
+def encode_method(method: Callable[..., Any]) -> Encode:
+    """Decorator: the method has the overloads of `Encode`, and accepts `sentences` for `inputs`."""
+    return cast(Encode, _accepts_sentences(method))
+
+
+def similarity_method(method: Callable[..., Any]) -> Similarity:
+    """Decorator: the method has the overloads of `Similarity`, and returns a tensor if an argument has
+    tensors."""
+
+    @functools.wraps(method)
+    def converted(self: Any, embeddings1: Any, embeddings2: Any) -> Any:
+        result = method(self, embeddings1, embeddings2)
+        if has_tensors(embeddings1) or has_tensors(embeddings2):
+            result = import_torch("the similarity of tensors").from_numpy(result)
+        return result
+
+    return cast(Similarity, converted)
+
+
+def predict_method(method: Callable[..., Any]) -> Predict:
+    """Decorator: the method has the overloads of `Predict`, and accepts `sentences` for `inputs`."""
+    return cast(Predict, _accepts_sentences(method))
 
 
 def open_native(
@@ -258,10 +423,12 @@ class Conversion:
 
     def __call__(self, array: np.ndarray) -> Any:
         """The array, one tensor, or a list with one tensor per row."""
-        if self.torch is None:
-            return array
-        tensor = self.torch.from_numpy(array)
-        return list(tensor) if self._as_list else tensor
+        converted = self.array(array)
+        return list(converted) if self.torch is not None and self._as_list else converted
+
+    def array(self, array: np.ndarray) -> Any:
+        """The array, or a tensor of it."""
+        return array if self.torch is None else self.torch.from_numpy(array)
 
 
 def import_torch(argument: str) -> Any:

@@ -14,6 +14,8 @@ class _ArrowArray(Protocol):
 class _ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
+# A model; or a model, the cache, the token ("" for none), and whether to use only the cache.
+_Source = str | tuple[str, str | None, str | None, bool]
 _Texts = list[str] | _ArrowArray | _ArrowStream
 _Progress = Callable[[int], Any] | None
 _Span = tuple[float, str, int, int]
@@ -37,7 +39,7 @@ class EncodleError(Exception): ...
 class Embedder:
     def __new__(
         cls,
-        model: str,
+        model: _Source,
         precision: str,
         pooling: list[str],
         token_budget: int | None,
@@ -76,7 +78,7 @@ class Embedder:
 
 @final
 class TextClassifier:
-    def __new__(cls, model: str, precision: str, threads: int | None) -> TextClassifier: ...
+    def __new__(cls, model: _Source, precision: str, threads: int | None) -> TextClassifier: ...
     @property
     def labels(self) -> list[str]: ...
     @property
@@ -89,6 +91,7 @@ class TextClassifier:
     def default_prompt_name(self) -> str | None: ...
     @property
     def threads(self) -> int: ...
+    def with_max_seq_length(self, max_seq_length: int) -> TextClassifier: ...
     def classify(self, texts: _Texts) -> NDArray[np.float32]: ...
     def score_pairs(
         self, first: _Texts, second: _Texts, prompt: str, activation: bool, progress: _Progress

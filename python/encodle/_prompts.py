@@ -15,7 +15,12 @@ def merged(
     of_files: Iterable[tuple[str, str]],
     given: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """The prompts by name. Those of the caller take precedence over those of the model's files."""
+    """The prompts by name. Those of the caller take precedence over those of the model's files.
+
+    Raises TypeError if the prompts of the caller are not a mapping.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"prompts is {given!r}: expected a dict from names to texts")
     return {**defaults, **dict(of_files), **(given or {})}
 
 
@@ -44,6 +49,7 @@ def resolve(
     name = default if prompt_name is None else prompt_name
     if name is None:
         return ""
+    _arguments.check_str(prompt_name=name)
     if name not in prompts:
         raise ValueError(f"prompt_name {name!r} is unknown: expected one of {list(prompts)}")
     _arguments.check_str(**{f"prompts[{name!r}]": prompts[name]})

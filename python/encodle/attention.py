@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from . import _arguments, _encodle
-from .sentence_transformer import ModelPrecision
+from .types import ModelPrecision
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +91,6 @@ class AttentionReader:
         Raises EncodleError for a text without tokens or with a lone surrogate, and for a `second`
         text of a decoder.
         """
-        _arguments.check_str(text=text, second=second)
+        _arguments.check_str(text=text, second="" if second is None else second)
         title = text if second is None else f"{text} / {second}"
         return [Attention(*found, title) for found in self._native.attentions(text, second)]

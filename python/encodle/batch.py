@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from . import _arguments
 from ._encodle import EncodleError
-from .sentence_transformer import LongTexts, ModelPrecision, SentenceTransformer
+from .sentence_transformer import SentenceTransformer
+from .types import LongTexts, ModelPrecision
 
 if TYPE_CHECKING:
     import pyarrow
@@ -87,12 +88,12 @@ class BatchEmbedder:
             if value not in values:
                 raise ValueError(f"{name} {value!r} is unknown: expected one of {values}")
         _arguments.check_positive(truncate_dim=truncate_dim, threads=threads)
-        _arguments.check_str(prompt=prompt)
+        _arguments.check_str(prompt="" if prompt is None else prompt)
         self.model = _arguments.embedding_model(model)
         self.column = column
         self.output_column = output_column
         self.precision = precision
-        self.pooling = pooling if pooling is None or isinstance(pooling, str) else tuple(pooling)
+        self.pooling = tuple(_arguments.pooling_modes(pooling))
         self.prompt_name = prompt_name
         self.prompt = prompt
         self.normalize_embeddings = bool(normalize_embeddings)

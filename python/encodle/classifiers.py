@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import overload
 
 from . import _arguments, _encodle
-from .sentence_transformer import ModelPrecision
-
-Aggregation = Literal["none", "simple", "first", "average", "max"]
+from .types import Aggregation, Answers, Classification, Entity, ModelPrecision, Span, Texts, Token
 
 
-def _span(span: tuple[float, str, int, int]) -> dict[str, Any]:
-    return dict(zip(("score", "text", "start", "end"), span, strict=True))
+def _span(span: tuple[float, str, int, int]) -> Span:
+    score, text, start, end = span
+    return {"score": score, "text": text, "start": start, "end": end}
 
 
 class TextClassifier:
@@ -38,19 +37,25 @@ class TextClassifier:
         """The labels of the model."""
         return self._native.labels
 
-    def classify(self, texts: Any) -> Any:
+    @overload
+    def classify(  # type: ignore[overload-overlap] # see Texts
+        self, texts: str
+    ) -> Classification: ...
+    @overload
+    def classify(self, texts: Texts) -> list[Classification]: ...
+    def classify(self, texts: str | Texts) -> Classification | list[Classification]:
         """The most likely label and the score of each label.
 
         texts: a str, a sequence of str, or an Arrow array of strings; texts are truncated to the
             model's maximum length
 
-        Returns a dict with the keys `label`, `score` and `scores` (label to score) for each text. A
-        name that several labels share is followed by the label's id, as in "a (2)".
-        The scores are probabilities, or logits if the model's `problem_type` is regression.
+        Returns a `Classification` for each text. A name that several labels share is followed by the
+        label's id, as in "a (2)". The scores are probabilities, or logits if the model's
+        `problem_type` is regression.
         """
         single = _arguments.is_single(texts)
         labels = self._native.distinct_labels
-        results = []
+        results: list[Classification] = []
         for scores in self._native.classify(_arguments.text_list(texts)):
             best = int(scores.argmax())
             by_label = dict(zip(labels, map(float, scores), strict=True))
@@ -83,18 +88,27 @@ class TokenClassifier:
         """The labels of the model."""
         return self._native.labels
 
-    def tag(self, texts: Any, aggregation: Aggregation = "simple") -> Any:
+    @overload
+    def tag(  # type: ignore[overload-overlap] # see Texts
+        self, texts: str, aggregation: Aggregation = "simple"
+    ) -> list[Entity]: ...
+    @overload
+    def tag(self, texts: Texts, aggregation: Aggregation = "simple") -> list[list[Entity]]: ...
+    def tag(
+        self, texts: str | Texts, aggregation: Aggregation = "simple"
+    ) -> list[Entity] | list[list[Entity]]:
         """The entities of each text, as `transformers`' token classification pipeline finds them.
 
         aggregation: how tokens are merged into entities: "none", "simple", "first",
             "average", "max"
 
-        Returns a list of dicts with the keys `label`, `score`, `text`, `start` and `end` for each
-        text. `start` and `end` count characters.
+        Returns a list of `Entity` for each text.
         """
         single = _arguments.is_single(texts)
         tagged = self._native.tag(_arguments.text_list(texts), aggregation)
-        results = [[{"label": label, **_span(span)} for label, span in text] for text in tagged]
+        results: list[list[Entity]] = [
+            [{"label": label, **_span(span)} for label, span in text] for text in tagged
+        ]
         return results[0] if single else results
 
 
@@ -116,17 +130,22 @@ class QuestionAnswerer:
         native = _encodle.QuestionAnswerer
         self._native = _arguments.open_native(native, model, revision, precision, threads)
 
-    def answer(self, question: str, texts: Any, top_k: int = 1) -> Any:
+    @overload
+    def answer(  # type: ignore[overload-overlap] # see Texts
+        self, question: str, texts: str, top_k: int = 1
+    ) -> Answers: ...
+    @overload
+    def answer(self, question: str, texts: Texts, top_k: int = 1) -> list[Answers]: ...
+    def answer(self, question: str, texts: str | Texts, top_k: int = 1) -> Answers | list[Answers]:
         """The most likely answers to a question in each text.
 
-        Returns a dict for each text: `answers`, a list of dicts with the keys `score`, `text`,
-        `start` and `end` (in characters), and `no_answer`, the score of "no answer".
+        Returns `Answers` for each text.
         """
         _arguments.check_str(question=question)
         _arguments.check_positive(top_k=top_k)
         single = _arguments.is_single(texts)
         found = self._native.answer(question, _arguments.text_list(texts), top_k)
-        results = [
+        results: list[Answers] = [
             {"answers": [_span(span) for span in spans], "no_answer": no_answer}
             for spans, no_answer in found
         ]
@@ -151,18 +170,26 @@ class MaskFiller:
         native = _encodle.MaskFiller
         self._native = _arguments.open_native(native, model, revision, precision, threads)
 
-    def fill_mask(self, texts: Any, top_k: int = 5) -> Any:
+    @overload
+    def fill_mask(  # type: ignore[overload-overlap] # see Texts
+        self, texts: str, top_k: int = 5
+    ) -> list[list[Token]]: ...
+    @overload
+    def fill_mask(self, texts: Texts, top_k: int = 5) -> list[list[list[Token]]]: ...
+    def fill_mask(self, texts: str | Texts, top_k: int = 5) -> list[list[Token]] | list[list[list[Token]]]:
         """The most likely tokens for each mask token of each text.
 
-        Returns, for each text and each of its mask tokens, a list of dicts in descending order of
-        score, with the keys `token_id`, `token` and `score`.
+        Returns, for each text and each of its mask tokens, a list of `Token` in descending order of
+        score.
         """
         _arguments.check_positive(top_k=top_k)
         single = _arguments.is_single(texts)
         filled = self._native.fill_mask(_arguments.text_list(texts), top_k)
-        keys = ("token_id", "token", "score")
-        results = [
-            [[dict(zip(keys, token, strict=True)) for token in mask] for mask in text]
+        results: list[list[list[Token]]] = [
+            [
+                [{"token_id": i, "token": token, "score": score} for i, token, score in mask]
+                for mask in text
+            ]
             for text in filled
         ]
         return results[0] if single else results

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import _arguments, _encodle
-from .sentence_transformer import LongTexts, ModelPrecision, SentenceTransformer
+from .sentence_transformer import SentenceTransformer
+from .types import LongTexts, ModelPrecision
 
 logger = logging.getLogger("encodle")
 
@@ -96,8 +97,8 @@ def embed_file(
     with _arguments.Progress(0, show_progress_bar, "records") as progress:
         read, written, truncated, skipped, warnings = _encodle.embed_file(
             native,
-            os.fspath(input),
-            os.fspath(output),
+            _arguments.path_text("input", input),
+            _arguments.path_text("output", output),
             input_format,
             output_format,
             field,

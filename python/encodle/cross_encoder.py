@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from . import _arguments, _encodle, _prompts
-from .sentence_transformer import ModelPrecision
+from ._model import Model, ModelCardData
+from .types import Activation, ModelPrecision, Pair, Pairs, Ranked
 
 
-class CrossEncoder:
+class CrossEncoder(Model):
     """A model that scores pairs of texts.
 
     The interface is that of `sentence_transformers.CrossEncoder`. A model can be pickled; unpickling
@@ -22,8 +23,14 @@ class CrossEncoder:
 
     model_name_or_path: a folder, a weights file, or `org/name[@revision]` on the Hugging Face
         hub; a name without `org` means a model of the organisation `cross-encoder`
-    precision, prompts, default_prompt_name, threads: see `SentenceTransformer`
+    num_labels: the number of labels that the model must have
+    max_length: the maximum number of tokens of a pair; by default that of the model
+    activation_fn: the attribute `activation_fn`
+    precision, prompts, default_prompt_name, threads, backend, model_kwargs, cache_folder, token,
+        local_files_only, model_card_data: see `SentenceTransformer`
     """
+
+    _native: _encodle.TextClassifier
 
     def __init__(
         self,
@@ -33,30 +40,41 @@ class CrossEncoder:
         precision: ModelPrecision = "f32",
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
-        device: str | None = "cpu",
+        num_labels: int | None = None,
+        max_length: int | None = None,
+        activation_fn: Activation | None = None,
+        device: Any = "cpu",
         threads: int | None = None,
+        backend: Literal["torch"] = "torch",
+        model_kwargs: Mapping[str, Any] | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        model_card_data: Any = None,
     ) -> None:
         _arguments.check_device(device)
-        _arguments.check_positive(threads=threads)
-        path = _arguments.model_path(model_name_or_path, revision, "cross-encoder")
-        self._native_arguments = (path, precision, threads)
-        with _arguments.explained(model_name_or_path, path):
-            self._native = _encodle.TextClassifier(*self._native_arguments)
-        self._activation_fn: Callable[[Any], Any] | None = None
+        _arguments.check_positive(threads=threads, num_labels=num_labels, max_length=max_length)
+        precision = _arguments.model_precision(precision, backend, model_kwargs)
+        self._path = _arguments.model_path(model_name_or_path, revision, "cross-encoder")
+        self._hub = _arguments.Hub(cache_folder, token, local_files_only)
+        self._settings = (precision, threads)
+        with _arguments.explained(model_name_or_path, self._path):
+            self._native = self._open()
+        if num_labels not in (None, self.num_labels):
+            raise ValueError(
+                f"num_labels is {num_labels}: expected {self.num_labels}, the number of labels of the "
+                "model (this package does not add an untrained head)"
+            )
+        if max_length is not None:
+            self.max_length = max_length
+        self.activation_fn = activation_fn
         self.prompts = _prompts.merged({}, self._native.prompts, prompts)
         default = default_prompt_name or self._native.default_prompt_name
         self.default_prompt_name = _prompts.check_default(self.prompts, default)
+        self.model_card_data = ModelCardData() if model_card_data is None else model_card_data
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        _arguments.check_attribute(self, name)
-        super().__setattr__(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._native = _encodle.TextClassifier(*self._native_arguments)
+    def _open(self) -> _encodle.TextClassifier:
+        return _encodle.TextClassifier(self._hub.source(self._path), *self._settings)
 
     @property
     def labels(self) -> list[str]:
@@ -69,40 +87,45 @@ class CrossEncoder:
         return len(self.labels)
 
     @property
-    def max_seq_length(self) -> int:
-        """The maximum number of tokens of a pair, special tokens included."""
-        return self._native.max_seq_length
-
-    @property
     def max_length(self) -> int:
         """`max_seq_length`."""
         return self.max_seq_length
 
+    @max_length.setter
+    def max_length(self, tokens: int) -> None:
+        self.max_seq_length = tokens
+
     @property
-    def activation_fn(self) -> Callable[[Any], Any] | None:
+    def activation_fn(self) -> Activation | None:
         """The function that `predict` and `rank` apply to logits if their own `activation_fn` is
         None. The value None means the activation of the model."""
         return self._activation_fn
 
     @activation_fn.setter
-    def activation_fn(self, function: Callable[[Any], Any] | None) -> None:
+    def activation_fn(self, function: Activation | None) -> None:
         if function is not None and not callable(function):
             raise TypeError(f"activation_fn is {function!r}: expected a function or None")
         self._activation_fn = function
 
-    @_arguments.accepts_sentences
+    def is_singular_input(self, inputs: Any) -> bool:
+        """Whether `predict` takes the argument as one pair."""
+        return _pairs(inputs)[0]
+
+    @_arguments.predict_method
     def predict(
         self,
-        inputs: Any,
+        inputs: Pair | Pairs,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        activation_fn: Callable[[Any], Any] | None = None,
+        activation_fn: Activation | None = None,
         apply_softmax: bool = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | None = None,
+        device: Any = None,
+        pool: None = None,
+        chunk_size: int | None = None,
     ) -> Any:
         """The scores of pairs.
 
@@ -114,7 +137,7 @@ class CrossEncoder:
             `activation_fn`, or else the activation that the model's files name, or else the
             sigmoid for one label and the identity for several
         apply_softmax: apply the softmax to the scores of a model with several labels
-        batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor: see
+        batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor, pool, chunk_size: see
             `SentenceTransformer.encode`
 
         Returns an array of float32: (B,) for a model with one label, (B, labels) for several;
@@ -124,7 +147,7 @@ class CrossEncoder:
         `prompt_name`, and for an `activation_fn` whose result has another shape than the logits;
         EncodleError for a model with a chat template.
         """
-        _arguments.check_device(device)
+        _arguments.check_single_process(device, pool, chunk_size)
         _arguments.check_positive(batch_size=batch_size)
         convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
         activation_fn = self.activation_fn if activation_fn is None else activation_fn
@@ -164,9 +187,9 @@ class CrossEncoder:
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        activation_fn: Callable[[Any], Any] | None = None,
-        device: str | None = None,
-    ) -> list[dict[str, Any]]:
+        activation_fn: Activation | None = None,
+        device: Any = None,
+    ) -> list[Ranked]:
         """The documents in descending order of their relevance to the query.
 
         Returns dicts with the keys `corpus_id` (the index of the document), `score`, and `text` if
@@ -191,7 +214,7 @@ class CrossEncoder:
             activation_fn=activation_fn,
             device=device,
         )
-        ranked: list[dict[str, Any]] = []
+        ranked: list[Ranked] = []
         for i in sorted(range(len(documents)), key=lambda i: -scores[i])[:top_k]:
             ranked.append({"corpus_id": i, "score": float(scores[i])})
             if return_documents:
@@ -218,13 +241,14 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
 
 
 def _check_sequence(name: str, value: Any, expected: str) -> None:
-    """Raises TypeError for a str and for a collection that is not a sequence."""
+    """Raises TypeError for a str and for a value that is not a sequence."""
     _arguments.check_not_data_frame(**{name: value})
-    if isinstance(value, (str, bytes, Mapping, set, frozenset)):
+    is_collection = hasattr(value, "__iter__")
+    if not is_collection or isinstance(value, (str, bytes, Mapping, set, frozenset)):
         raise TypeError(f"{name} is {value!r}: expected {expected}")
 
 
-def _activated(activation_fn: Callable[[Any], Any], logits: np.ndarray) -> np.ndarray:
+def _activated(activation_fn: Activation, logits: np.ndarray) -> np.ndarray:
     """Calls `activation_fn` with the logits: a tensor for a function of torch, else an array."""
     function = activation_fn
     while isinstance(function, functools.partial):

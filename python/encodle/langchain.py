@@ -1,17 +1,34 @@
-"""LangChain embeddings.
+"""LangChain embeddings and reranker.
 
 Requires the extra `langchain`: `pip install './python[langchain]'` in a clone of the repository.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.embeddings import Embeddings
+from pydantic import ConfigDict
 
-from encodle import SentenceTransformer
+from encodle import CrossEncoder, SentenceTransformer, _arguments
 
-__all__ = ["EncodleEmbeddings"]
+__all__ = ["EncodleEmbeddings", "EncodleReranker"]
+
+Model = TypeVar("Model", SentenceTransformer, CrossEncoder)
+
+
+def _opened(model: Any, kind: type[Model], settings: dict[str, Any], adapter: str) -> Model:
+    """The model, which is opened unless it is one already."""
+    if not isinstance(model, kind):
+        return kind(model, **settings)
+    if settings:
+        raise TypeError(
+            f"arguments {sorted(settings)} apply only if {adapter} opens the model: expected a name or "
+            f"path as model, got a {type(model).__name__}"
+        )
+    return model
 
 
 class EncodleEmbeddings(Embeddings):
@@ -49,15 +66,7 @@ class EncodleEmbeddings(Embeddings):
         normalize_embeddings: bool = False,
         **settings: Any,
     ) -> None:
-        if isinstance(model, SentenceTransformer):
-            if settings:
-                raise TypeError(
-                    f"arguments {sorted(settings)} apply only if EncodleEmbeddings opens the model: "
-                    "expected a name or path as model, got a SentenceTransformer"
-                )
-            self.model = model
-        else:
-            self.model = SentenceTransformer(model, **settings)
+        self.model = _opened(model, SentenceTransformer, settings, "EncodleEmbeddings")
         self.normalize_embeddings = normalize_embeddings
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -67,3 +76,49 @@ class EncodleEmbeddings(Embeddings):
     def embed_query(self, text: str) -> list[float]:
         """The vector of a query."""
         return self.model.encode_query(text, normalize_embeddings=self.normalize_embeddings).tolist()
+
+
+class EncodleReranker(BaseDocumentCompressor):
+    """`langchain_core.documents.BaseDocumentCompressor` with a `CrossEncoder` of encodle.
+
+    Parameters
+    ----------
+    model
+        A `CrossEncoder` with one label, or the argument `model_name_or_path` of one.
+    top_n
+        The number of documents that are kept; by default all.
+    **settings
+        Other arguments of `CrossEncoder`.
+
+    Raises
+    ------
+    encodle.EncodleError
+        The model cannot be opened.
+
+    Examples
+    --------
+    >>> from encodle.langchain import EncodleReranker
+    >>> EncodleReranker("ms-marco-MiniLM-L6-v2", top_n=5)  # doctest: +SKIP
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    model: CrossEncoder
+    top_n: int | None = None
+
+    def __init__(self, model: str | CrossEncoder, *, top_n: int | None = None, **settings: Any) -> None:
+        _arguments.check_positive(top_n=top_n)
+        super().__init__(model=_opened(model, CrossEncoder, settings, "EncodleReranker"), top_n=top_n)
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Any = None
+    ) -> list[Document]:
+        """Copies of the documents in descending order of their relevance to the query, with the score in
+        the metadata `relevance_score`."""
+        ranked = self.model.rank(query, [d.page_content for d in documents], top_k=self.top_n)
+        return [_scored(documents[hit["corpus_id"]], hit["score"]) for hit in ranked]
+
+
+def _scored(document: Document, score: float) -> Document:
+    metadata = {**document.metadata, "relevance_score": score}
+    return document.model_copy(update={"metadata": metadata})

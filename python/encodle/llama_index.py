@@ -1,4 +1,4 @@
-"""LlamaIndex embeddings.
+"""LlamaIndex embeddings and reranker.
 
 Requires the extra `llama-index`: `pip install './python[llama-index]'` in a clone of the repository.
 """
@@ -10,11 +10,23 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
-from encodle import SentenceTransformer
+from encodle import CrossEncoder, SentenceTransformer
 from encodle._arguments import BUILTIN_NAME
 
-__all__ = ["EncodleEmbedding"]
+__all__ = ["EncodleEmbedding", "EncodleRerank"]
+
+
+def _check_names(adapter: Any, arguments: dict[str, Any], model: str) -> None:
+    """Raises TypeError for an argument that is not a field of the adapter: pydantic ignores it."""
+    arguments.pop("class_name", None)  # `model_dump` adds it
+    unknown = set(arguments) - set(type(adapter).model_fields)
+    if unknown:
+        raise TypeError(
+            f"unknown arguments {sorted(unknown)}: pass arguments of {model} in the dict `settings`"
+        )
 
 
 class EncodleEmbedding(BaseEmbedding):
@@ -57,13 +69,7 @@ class EncodleEmbedding(BaseEmbedding):
     _model: SentenceTransformer = PrivateAttr()
 
     def __init__(self, model_name: str | None = None, **arguments: Any) -> None:
-        arguments.pop("class_name", None)  # `model_dump` adds it
-        unknown = set(arguments) - set(type(self).model_fields)
-        if unknown:
-            raise TypeError(
-                f"unknown arguments {sorted(unknown)}: pass arguments of SentenceTransformer in the dict "
-                "`settings`"
-            )
+        _check_names(self, arguments, "SentenceTransformer")
         if model_name is not None:
             arguments["model_name"] = model_name
         super().__init__(**arguments)
@@ -92,3 +98,55 @@ class EncodleEmbedding(BaseEmbedding):
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
         return await asyncio.to_thread(self._get_text_embeddings, texts)
+
+
+class EncodleRerank(BaseNodePostprocessor):
+    """`llama_index.core.postprocessor.types.BaseNodePostprocessor` with a `CrossEncoder` of encodle.
+
+    Parameters
+    ----------
+    model
+        The argument `model_name_or_path` of `CrossEncoder`; the model has one label.
+    top_n
+        The number of nodes that are kept.
+    settings
+        Other arguments of `CrossEncoder`.
+    callback_manager
+        See `BaseNodePostprocessor`.
+
+    Raises
+    ------
+    encodle.EncodleError
+        The model cannot be opened.
+    TypeError
+        An argument is unknown.
+
+    Examples
+    --------
+    >>> from encodle.llama_index import EncodleRerank
+    >>> EncodleRerank("ms-marco-MiniLM-L6-v2", top_n=3)  # doctest: +SKIP
+    """
+
+    model: str
+    top_n: int = 2
+    settings: dict[str, Any] = {}
+
+    _model: CrossEncoder = PrivateAttr()
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        _check_names(self, arguments, "CrossEncoder")
+        super().__init__(model=model, **arguments)
+        self._model = CrossEncoder(self.model, **self.settings)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "EncodleRerank"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if query_bundle is None:
+            raise ValueError("query is missing: expected query_str or query_bundle")
+        texts = [node.node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes]
+        ranked = self._model.rank(query_bundle.query_str, texts, top_k=self.top_n)
+        return [NodeWithScore(node=nodes[hit["corpus_id"]].node, score=hit["score"]) for hit in ranked]

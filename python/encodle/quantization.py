@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
 from ._arguments import as_array
+from .types import Precision
 
 logger = logging.getLogger("encodle")
 
-Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
+PRECISIONS = get_args(Precision)
 
 
 def quantize_embeddings(
@@ -53,7 +53,7 @@ def quantize_embeddings(
         return np.zeros(values.shape, dtype=precision)
     if ranges is None:
         ranges = _ranges(values, precision, calibration_embeddings)
-    limits = np.asarray(ranges, dtype=np.float32)
+    limits = as_array(ranges).astype(np.float32)
     if limits.shape != (2, values.shape[-1]):
         raise ValueError(
             f"ranges have the shape {limits.shape}: expected (2, {values.shape[-1]}), the minimum and "

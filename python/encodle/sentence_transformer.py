@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from . import _arguments, _encodle, _prompts, similarity
 from ._encodle import EncodleError
-from .quantization import PRECISIONS, Precision, quantize_embeddings
+from ._model import Model, ModelCardData
+from .quantization import PRECISIONS, quantize_embeddings
+from .similarity import SimilarityFunction
+from .types import LongTexts, ModelPrecision, Precision, Texts
 
-LongTexts = Literal["truncate", "refuse", "windows"]
-ModelPrecision = Literal["f32", "f16", "bf16", "int8"]
+_FEATURES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class SentenceTransformer:
+class SentenceTransformer(Model):
     """A sentence embedding model.
 
     The interface is that of `sentence_transformers.SentenceTransformer`.
@@ -33,13 +36,23 @@ class SentenceTransformer:
     device: "cpu"; other values raise EncodleError
     prompts: prompts by name, in addition to those of the model's files
     default_prompt_name: the prompt that `encode` uses by default; by default that of the model
-    similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default that of the model
+    similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan", or a `SimilarityFunction`; by
+        default that of the model
     pooling: pooling modes, such as "mean" or ["cls", "max"], that replace the pooling of the
         model's files and the modules after it (Dense, Normalize); required for a model without
         modules.json
     threads: the number of threads; by default the environment variable RAYON_NUM_THREADS, or the
         number of CPUs that the process may use (affinity and cgroup limit)
     token_budget: the maximum number of tokens per batch
+    backend: "torch"; other values raise ValueError
+    model_kwargs: the settings `dtype` and `torch_dtype` (float32, float16, bfloat16), which replace
+        `precision`; settings that cannot change the result, such as `attn_implementation`, are
+        ignored; others raise ValueError
+    cache_folder: the folder of the models of the hub, instead of that of `huggingface_hub`
+    token: the access token for the hub; False for none; True and None for the one of the environment
+    local_files_only: do not use the network
+    model_card_data: an object for the evaluators of sentence-transformers; by default a
+        `ModelCardData`
 
     A model is safe to use from many threads. It computes on threads that a fork does not copy: in a
     forked process it raises EncodleError. A model can be pickled; unpickling opens it again.
@@ -52,6 +65,10 @@ class SentenceTransformer:
     0.913
     """
 
+    SUPPORTED_SIMILARITY_FN_NAMES: ClassVar[tuple[str, ...]] = similarity.NAMES
+
+    _native: _encodle.Embedder
+
     def __init__(
         self,
         model_name_or_path: str | os.PathLike[str] | None = None,
@@ -61,16 +78,24 @@ class SentenceTransformer:
         truncate_dim: int | None = None,
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
-        similarity_fn_name: str | None = None,
+        similarity_fn_name: str | SimilarityFunction | None = None,
         pooling: str | Sequence[str] | None = None,
-        device: str | None = "cpu",
+        device: Any = "cpu",
         threads: int | None = None,
         token_budget: int | None = None,
+        backend: Literal["torch"] = "torch",
+        model_kwargs: Mapping[str, Any] | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        model_card_data: Any = None,
     ) -> None:
         _arguments.check_device(device)
+        precision = _arguments.model_precision(precision, backend, model_kwargs)
         _arguments.check_positive(threads=threads, token_budget=token_budget)
-        modes = [pooling] if isinstance(pooling, str) else list(pooling or [])
+        modes = _arguments.pooling_modes(pooling)
         self._name = _arguments.embedding_model(model_name_or_path, revision)
+        self._hub = _arguments.Hub(cache_folder, token, local_files_only)
         self._settings = (precision, modes, token_budget, threads)
         with _arguments.explained(model_name_or_path, self._name):
             self._native = self._open()
@@ -81,22 +106,11 @@ class SentenceTransformer:
         default = default_prompt_name or self._native.default_prompt_name
         self.default_prompt_name = _prompts.check_default(self.prompts, default)
         self.similarity_fn_name = similarity_fn_name or self._native.similarity_fn_name
+        self.model_card_data = ModelCardData() if model_card_data is None else model_card_data
 
     def _open(self) -> _encodle.Embedder:
-        return _encodle.Embedder(_arguments.model_path(self._name), *self._settings)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _arguments.check_attribute(self, name)
-        super().__setattr__(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None, "max_seq_length": self.max_seq_length}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        max_seq_length = state.pop("max_seq_length")
-        self.__dict__.update(state)
-        self._native = self._open()
-        self.max_seq_length = max_seq_length
+        source = self._hub.source(_arguments.model_path(self._name))
+        return _encodle.Embedder(source, *self._settings)
 
     @property
     def similarity_fn_name(self) -> str:
@@ -104,8 +118,8 @@ class SentenceTransformer:
         return self._similarity_fn_name
 
     @similarity_fn_name.setter
-    def similarity_fn_name(self, name: str) -> None:
-        self._similarity_fn_name = similarity.check_name(name)
+    def similarity_fn_name(self, name: str | SimilarityFunction) -> None:
+        self._similarity_fn_name = similarity.canonical_name(name)
 
     @property
     def truncate_dim(self) -> int | None:
@@ -116,20 +130,6 @@ class SentenceTransformer:
     def truncate_dim(self, dimension: int | None) -> None:
         _arguments.check_positive(truncate_dim=dimension)
         self._truncate_dim = dimension
-
-    @property
-    def max_seq_length(self) -> int:
-        """The maximum number of tokens of a text, special tokens included.
-
-        Setting it raises EncodleError if the model has fewer positions, or if the special tokens
-        leave no room for text.
-        """
-        return self._native.max_seq_length
-
-    @max_seq_length.setter
-    def max_seq_length(self, tokens: int) -> None:
-        _arguments.check_positive(max_seq_length=tokens)
-        self._native = self._native.with_max_seq_length(tokens)
 
     def get_max_seq_length(self) -> int:
         """`max_seq_length`."""
@@ -158,11 +158,6 @@ class SentenceTransformer:
         """The number of threads that the model computes on."""
         return self._native.threads
 
-    @property
-    def device(self) -> str:
-        """Always "cpu"."""
-        return "cpu"
-
     def get_embedding_dimension(self) -> int:
         """E, the length of each vector."""
         return self._native.dimension(self.truncate_dim)
@@ -186,22 +181,30 @@ class SentenceTransformer:
     def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
         return _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
 
-    @_arguments.accepts_sentences
+    def is_singular_input(self, inputs: Any) -> bool:
+        """Whether `encode` takes the argument as one text."""
+        return _arguments.is_single(inputs)
+
+    @_arguments.encode_method
     def encode(
         self,
-        inputs: Any,
+        inputs: str | Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        output_value: Literal["sentence_embedding", "token_embeddings"] = "sentence_embedding",
-        precision: Precision = "float32",
+        output_value: Literal["sentence_embedding", "token_embeddings"]
+        | None = "sentence_embedding",
+        precision: Precision | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | None = None,
+        device: Any = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        pool: None = None,
+        chunk_size: int | None = None,
         *,
+        task: str | None = None,
         long_texts: LongTexts = "truncate",
     ) -> Any:
         """The vectors of texts.
@@ -212,18 +215,22 @@ class SentenceTransformer:
         batch_size: checked, but not used; batches are formed by number of tokens, and in f32, bf16
             and int8 a vector has the same bits in every batch
         show_progress_bar: show the number of encoded texts on standard error
-        output_value: "sentence_embedding", or "token_embeddings" for the last hidden states
-        precision: see `quantize_embeddings`
+        output_value: "sentence_embedding"; "token_embeddings" for the last hidden states; None for
+            the `Features` of each text
+        precision: see `quantize_embeddings`; None means "float32"
         convert_to_numpy: if False, return a list of torch tensors
         convert_to_tensor: return one torch tensor
         normalize_embeddings: scale the vectors to length 1
         truncate_dim: the number of values to keep of each vector; by default that of the model
+        pool, chunk_size: None; a pool of processes raises EncodleError
+        task: not used: it selects modules of models with a Router, which this package does not open
         long_texts: how to handle texts longer than `max_seq_length`: "truncate"; "refuse", which
             raises EncodleError; "windows", which averages the vectors of the text's parts
 
         Returns a (B, E) array of float32, or (E,) for a str, unless `precision` or a `convert_`
         argument asks for another type; binary precisions have E/8 columns, rounded up. With
-        "token_embeddings", a list of (T, E) arrays, or one array for a str.
+        "token_embeddings", a list of (T, E) arrays, or one array for a str; with None, a list of
+        `Features`, or one for a str.
 
         Raises EncodleError for a null in an Arrow array, for a text or a prompt that is not valid
         Unicode, and for a text that has no tokens or is refused; TypeError for a prompt or an
@@ -231,73 +238,79 @@ class SentenceTransformer:
         arguments that cannot be combined, and for an int8 or uint8 `precision` of a single vector.
         Ctrl-C raises KeyboardInterrupt within a second.
         """
-        _arguments.check_device(device)
+        _arguments.check_single_process(device, pool, chunk_size)
         _arguments.check_positive(batch_size=batch_size, truncate_dim=truncate_dim)
+        precision = "float32" if precision is None else precision
         if precision not in PRECISIONS:
             raise ValueError(f"precision {precision!r} is unknown: expected one of {PRECISIONS}")
+        if output_value not in ("sentence_embedding", "token_embeddings", None):
+            raise ValueError(
+                f"output_value {output_value!r} is unknown: expected "
+                '"sentence_embedding", "token_embeddings" or None'
+            )
         convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
         single, texts = _arguments.is_single(inputs), _arguments.text_list(inputs)
         text = self._resolve_prompt(prompt, prompt_name)
         total = len(texts) if hasattr(texts, "__len__") else 0
-        with _arguments.Progress(total, show_progress_bar) as progress:
-            if output_value == "token_embeddings":
-                if precision != "float32" or normalize_embeddings or truncate_dim is not None:
-                    raise ValueError(
-                        "precision, normalize_embeddings and truncate_dim apply to sentence "
-                        'embeddings: expected their defaults with output_value="token_embeddings"'
-                    )
-                if long_texts != "truncate":
-                    raise ValueError(
-                        'token embeddings are computed with long_texts="truncate" only'
-                    )
-                states: list[Any] = list(
-                    self._native.token_embeddings(texts, text, progress.callback)
-                )
-                if convert.torch is not None:
-                    states = [convert.torch.from_numpy(state) for state in states]
-                return states[0] if single else states
-            if output_value != "sentence_embedding":
+        if output_value != "sentence_embedding":
+            of_vectors = normalize_embeddings or truncate_dim is not None
+            if precision != "float32" or (output_value is not None and of_vectors):
                 raise ValueError(
-                    f"output_value {output_value!r} is not supported: expected "
-                    '"sentence_embedding" or "token_embeddings"'
+                    "precision, normalize_embeddings and truncate_dim apply to sentence "
+                    f"embeddings: expected their defaults with output_value={output_value!r}"
                 )
-            dimension = self.truncate_dim if truncate_dim is None else truncate_dim
-            vectors, invalid = self._native.embed(
-                texts,
-                text,
-                bool(normalize_embeddings),
-                dimension,
-                long_texts,
-                False,
-                progress.callback,
-            )
-        if invalid:
-            row, reason = invalid[0]
-            raise EncodleError(f"text {row}: {reason}")
-        result: Any = vectors
-        if precision != "float32":
-            result = quantize_embeddings(vectors, precision)
-        result = convert(result)
-        return result[0] if single else result
+            if long_texts != "truncate":
+                raise ValueError('token embeddings are computed with long_texts="truncate" only')
+        results: Any
+        with _arguments.Progress(total, show_progress_bar) as progress:
+            if output_value != "sentence_embedding":
+                states = self._native.token_embeddings(texts, text, progress.callback)
+                results = [convert.array(state) for state in states]
+            if output_value != "token_embeddings":
+                dimension = self.truncate_dim if truncate_dim is None else truncate_dim
+                vectors, invalid = self._native.embed(
+                    texts,
+                    text,
+                    bool(normalize_embeddings),
+                    dimension,
+                    long_texts,
+                    False,
+                    progress.callback,
+                )
+                if invalid:
+                    row, reason = invalid[0]
+                    raise EncodleError(f"text {row}: {reason}")
+        if output_value == "sentence_embedding":
+            quantized = precision != "float32"
+            results = convert(quantize_embeddings(vectors, precision) if quantized else vectors)
+        elif output_value is None:
+            tokens = self._native.tokenize(texts, text)
+            for i, state in enumerate(results):
+                rows = [convert.array(array[i, : len(state)]) for array in tokens]
+                results[i] = {
+                    "sentence_embedding": convert.array(vectors[i]),
+                    "token_embeddings": state,
+                    **dict(zip(_FEATURES, rows, strict=True)),
+                }
+        return results[0] if single else results
 
-    @_arguments.accepts_sentences
+    @_arguments.encode_method
     def encode_query(
         self,
-        inputs: Any,
+        inputs: str | Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         *positional: Any,
         **arguments: Any,
     ) -> Any:
         """`encode` with the prompt "query" of the model, if it has one, unless another is given."""
-        if prompt_name is None and prompt is None:
-            prompt_name = "query" if "query" in self.prompts else None
-        return self.encode(inputs, prompt_name, prompt, *positional, **arguments)
+        given = (inputs, prompt_name, prompt, *positional)
+        return self._encode_as("query", ("query",), given, arguments)
 
-    @_arguments.accepts_sentences
+    @_arguments.encode_method
     def encode_document(
         self,
-        inputs: Any,
+        inputs: str | Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         *positional: Any,
@@ -305,38 +318,57 @@ class SentenceTransformer:
     ) -> Any:
         """`encode` with the first of the prompts "document", "passage" and "corpus" that the model
         has, unless another is given."""
-        if prompt_name is None and prompt is None:
-            names = ("document", "passage", "corpus")
-            prompt_name = next((name for name in names if name in self.prompts), None)
-        return self.encode(inputs, prompt_name, prompt, *positional, **arguments)
+        given = (inputs, prompt_name, prompt, *positional)
+        return self._encode_as("document", ("document", "passage", "corpus"), given, arguments)
 
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """(A, B), the similarity of each vector of the first argument to each of the second.
+    def _encode_as(
+        self,
+        task: str,
+        prompt_names: Sequence[str],
+        positional: tuple[Any, ...],
+        arguments: dict[str, Any],
+    ) -> Any:
+        """`encode` with the first of `prompt_names` that the model has, unless a prompt is given."""
+        given = _ENCODE.bind(self, *positional).arguments
+        del given["self"]
+        if given["prompt_name"] is None and given["prompt"] is None:
+            names = (name for name in prompt_names if name in self.prompts)
+            given["prompt_name"] = next(names, None)
+        return self.encode(**given, **arguments, task=task)
+
+    @_arguments.similarity_method
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """(A, B), the similarity of each vector of the first argument to each of the second; a tensor
+        if an argument has tensors of torch.
 
         Euclidean and Manhattan distances are negated, so that larger values are more similar.
         """
         return similarity.similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """(B,), the similarity of row i of the first argument to row i of the second.
+    @_arguments.similarity_method
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """(B,), the similarity of row i of the first argument to row i of the second; a tensor if an
+        argument has tensors of torch.
 
         A single vector (E,) is compared with every row; two single vectors give a result without
         dimensions.
         """
         return similarity.similarity_pairwise(self.similarity_fn_name, embeddings1, embeddings2)
 
-    def tokenize(self, texts: Any) -> dict[str, np.ndarray]:
+    def tokenize(self, texts: str | Texts) -> dict[str, np.ndarray]:
+        """`preprocess` without a prompt; its name in sentence-transformers before version 6."""
+        return self.preprocess(texts)
+
+    def preprocess(self, inputs: str | Texts, prompt: str | None = None) -> dict[str, np.ndarray]:
         """`input_ids`, `attention_mask` and `token_type_ids`, each a (B, T) array of int64.
+
+        prompt: the text to put before each text
 
         Shorter texts are padded at the end; the attention mask is 1 for tokens and 0 for padding.
         """
-        arrays = self._native.tokenize(_arguments.text_list(texts), "")
-        return dict(zip(("input_ids", "attention_mask", "token_type_ids"), arrays, strict=True))
+        text = _prompts.resolve({}, None, prompt, None)
+        arrays = self._native.tokenize(_arguments.text_list(inputs), text)
+        return dict(zip(_FEATURES, arrays, strict=True))
 
-    def encode_multi_process(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises EncodleError: `encode` uses all CPUs of the process already."""
-        raise EncodleError(
-            "encode_multi_process is not supported: encode uses all CPUs of the process with "
-            "threads; call encode, use encodle.embed_file for files, or encodle.BatchEmbedder in "
-            "workers"
-        )
+
+_ENCODE = inspect.signature(SentenceTransformer.encode)

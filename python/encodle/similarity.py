@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,28 @@ EPSILON = 1e-12
 BLOCK = 1 << 24
 
 NAMES = ("cosine", "dot", "euclidean", "manhattan")
+#: The names of these functions in `sentence_transformers.util`.
+ALIASES = {
+    "cos_sim": "cosine",
+    "dot_score": "dot",
+    "euclidean_sim": "euclidean",
+    "manhattan_sim": "manhattan",
+}
+
+
+class SimilarityFunction(Enum):
+    """The names of the similarity functions."""
+
+    COSINE = "cosine"
+    DOT_PRODUCT = "dot"
+    DOT = "dot"
+    EUCLIDEAN = "euclidean"
+    MANHATTAN = "manhattan"
+
+    @staticmethod
+    def possible_values() -> list[str]:
+        """The names."""
+        return list(NAMES)
 
 
 def _floats(vectors: Any) -> np.ndarray:
@@ -58,11 +81,17 @@ _PAIRS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def check_name(name: str) -> str:
-    """Raises ValueError for an unknown similarity function."""
+def canonical_name(function: str | Enum) -> str:
+    """The name of a similarity function: a value of a `SimilarityFunction` (of this package or of
+    sentence-transformers), a name or an alias.
+
+    Raises ValueError for an unknown name.
+    """
+    name = function.value if isinstance(function, Enum) else function
+    name = ALIASES.get(name, name) if isinstance(name, str) else name
     if name not in NAMES:
         raise ValueError(f"similarity_fn_name {name!r} is unknown: expected one of {NAMES}")
-    return name
+    return str(name)
 
 
 def similarity(name: str, a: Any, b: Any) -> np.ndarray:

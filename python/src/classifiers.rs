@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::{
     errors::error,
-    model::{self, load},
+    model::{self, Source, load},
     pool::{Pool, Watch},
     texts::Texts,
 };
@@ -85,7 +85,7 @@ impl TextClassifier {
     #[new]
     fn new(
         py: Python<'_>,
-        model: String,
+        model: Source,
         precision: &str,
         threads: Option<usize>,
     ) -> PyResult<Self> {
@@ -108,6 +108,13 @@ impl TextClassifier {
     #[getter]
     fn max_seq_length(&self) -> usize {
         self.model.tokenizer().max_seq_length()
+    }
+
+    /// This model with another maximum length of a text or a pair in tokens. The weights are shared.
+    fn with_max_seq_length(&self, max_seq_length: usize) -> PyResult<Self> {
+        let model = encoder::TextClassifier::clone(&self.model);
+        let model = model.with_max_seq_length(max_seq_length).map_err(error)?;
+        Ok(Self { model: Arc::new(model), pool: self.pool.clone() })
     }
 
     #[getter]

@@ -65,7 +65,7 @@ impl Embedder {
     #[new]
     fn new(
         py: Python<'_>,
-        model: String,
+        model: model::Source,
         precision: &str,
         pooling: Vec<String>,
         token_budget: Option<usize>,

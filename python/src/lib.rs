@@ -13,6 +13,17 @@ mod texts;
 
 #[pyo3::pymodule]
 mod _encodle {
+    use pyo3::prelude::*;
+
+    /// The crate `numpy` imports NumPy's C API with the first array, and panics if it cannot. An
+    /// import is not possible while the interpreter shuts down, when `__del__` of an object may
+    /// call a model.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        numpy::PyArray1::<f32>::zeros(module.py(), 0, false);
+        Ok(())
+    }
+
     #[pymodule_export]
     use crate::{
         attention::{AttentionReader, attention_picture},

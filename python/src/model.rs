@@ -1,7 +1,10 @@
 //! Opens models, and converts arguments from Python that select a value by name, such as
 //! `precision`.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use candle_core::Device;
 use encoder::{Hub, LongTexts, ModelFiles, PackedCache, Precision};
@@ -9,16 +12,53 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{errors::error, pool::Pool};
 
-/// The files of a model: a folder, a weights file, or `org/name[@revision]` on the hub. The
-/// packed weights are cached in the folder of [`PackedCache::from_env`], if there is one.
-pub fn open(model: &str) -> PyResult<ModelFiles> {
+/// A model: a folder, a weights file, or `org/name[@revision]` on the hub; alone, or with settings
+/// of the hub that replace those of the environment.
+#[derive(FromPyObject)]
+pub enum Source {
+    Model(String),
+    /// The model, the cache, the token (`""` for none), and whether to use only the cache.
+    WithHub(String, Option<PathBuf>, Option<String>, bool),
+}
+
+impl From<String> for Source {
+    fn from(model: String) -> Self {
+        Self::Model(model)
+    }
+}
+
+impl Source {
+    fn hub(&self) -> encoder::Result<Hub> {
+        let mut hub = Hub::from_env()?;
+        if let Self::WithHub(_, cache, token, offline) = self {
+            hub = match cache {
+                Some(cache) => hub.with_cache(cache),
+                None => hub,
+            };
+            hub = match token.as_deref() {
+                Some("") => hub.without_token(),
+                Some(token) => hub.with_token(token),
+                None => hub,
+            };
+            if *offline {
+                hub = hub.offline(true);
+            }
+        }
+        Ok(hub)
+    }
+}
+
+/// The files of a model. The packed weights are cached in the folder of [`PackedCache::from_env`],
+/// if there is one.
+pub fn open(source: &Source) -> PyResult<ModelFiles> {
+    let (Source::Model(model) | Source::WithHub(model, ..)) = source;
     let path = Path::new(model);
     let files = if path.is_dir() {
         ModelFiles::dir(path)
     } else if path.is_file() {
         ModelFiles::file(path)
     } else {
-        Hub::from_env().and_then(|hub| hub.model(model))
+        source.hub().and_then(|hub| hub.model(model))
     };
     let cache = PackedCache::from_env().map(|cache| cache.with_warnings(log_warning));
     Ok(files.map_err(error)?.with_packed_cache(cache))
@@ -27,14 +67,15 @@ pub fn open(model: &str) -> PyResult<ModelFiles> {
 /// Loads a pipeline on a pool.
 pub fn load<M: Send + 'static>(
     py: Python<'_>,
-    model: String,
+    source: impl Into<Source>,
     precision: &str,
     threads: Option<usize>,
     from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
 ) -> PyResult<(Arc<M>, Pool)> {
-    let (precision, pool) = (self::precision(precision)?, Pool::new(threads)?);
+    let (source, precision, pool) =
+        (source.into(), self::precision(precision)?, Pool::new(threads)?);
     let loaded = pool.run(py, None, move |watch| {
-        let part = || from_files(&open(&model)?, precision, &Device::Cpu).map_err(error);
+        let part = || from_files(&open(&source)?, precision, &Device::Cpu).map_err(error);
         watch.compute(part).map_err(error)?
     })?;
     Ok((Arc::new(loaded), pool))

@@ -8,6 +8,9 @@ import threading
 
 import numpy as np
 import pytest
+from conftest import GOLDEN
+
+import encodle
 
 TEXTS = ["A man is eating food.", "A man eats.", "It snows."]
 PROMPTS = {"query": "query: ", "document": "passage: "}
@@ -45,6 +48,18 @@ def adapter():
     return EncodleEncoder(prompts=PROMPTS)
 
 
+#: A cross-encoder with one label.
+SCORE = str(GOLDEN / "heads/score")
+
+
+@pytest.fixture(scope="module")
+def ranked():
+    """The texts in descending order of their score for the query "bad cab", with the scores."""
+    hits = encodle.CrossEncoder(SCORE).rank("bad cab", TEXTS)
+    assert [hit["corpus_id"] for hit in hits] != [0, 1, 2]
+    return [(TEXTS[hit["corpus_id"]], hit["score"]) for hit in hits]
+
+
 class TestLangChain:
     def test_vectors_equal_those_of_encode(self, embeddings, model):
         adapter = embeddings(model)
@@ -67,9 +82,26 @@ class TestLangChain:
 
     def test_unknown_arguments_are_errors(self, embeddings, model):
         with pytest.raises(TypeError):
-            embeddings(model_kwargs={})
+            embeddings(bogus={})
         with pytest.raises(TypeError, match="precision"):
             embeddings(model, precision="int8")
+
+    def test_the_reranker_sorts_documents_by_their_scores(self, embeddings, ranked):
+        from langchain_core.documents import Document
+
+        from encodle.langchain import EncodleReranker
+
+        documents = [Document(text, metadata={"id": i}) for i, text in enumerate(TEXTS)]
+        for reranker in (EncodleReranker(SCORE, threads=1), EncodleReranker(encodle.CrossEncoder(SCORE))):
+            found = reranker.compress_documents(documents, "bad cab")
+            assert [(d.page_content, d.metadata["relevance_score"]) for d in found] == ranked
+            assert [d.metadata["id"] for d in found] == [TEXTS.index(text) for text, _ in ranked]
+            assert asyncio.run(reranker.acompress_documents(documents, "bad cab")) == found
+        assert documents[0].metadata == {"id": 0}
+        best = EncodleReranker(SCORE, top_n=1).compress_documents(documents, "bad cab")
+        assert best == found[:1] and reranker.compress_documents([], "bad cab") == []
+        with pytest.raises(TypeError, match="precision"):
+            EncodleReranker(encodle.CrossEncoder(SCORE), precision="int8")
 
 
 class TestLlamaIndex:
@@ -102,6 +134,23 @@ class TestLlamaIndex:
     def test_unknown_arguments_are_errors(self, embedding):
         with pytest.raises(TypeError, match="precision"):
             embedding(precision="int8")
+
+    def test_the_reranker_sorts_nodes_by_their_scores(self, embedding, ranked):
+        from llama_index.core.schema import NodeWithScore, TextNode
+
+        from encodle.llama_index import EncodleRerank
+
+        nodes = [NodeWithScore(node=TextNode(text=text), score=0.5) for text in TEXTS]
+        reranker = EncodleRerank(SCORE, top_n=3, settings={"threads": 1})
+        found = reranker.postprocess_nodes(nodes, query_str="bad cab")
+        assert [(node.text, node.score) for node in found] == ranked and nodes[0].score == 0.5
+        restored = EncodleRerank.model_validate(reranker.model_dump())
+        assert asyncio.run(restored.apostprocess_nodes(nodes, query_str="bad cab")) == found
+        assert EncodleRerank(SCORE).postprocess_nodes(nodes, query_str="bad cab") == found[:2]
+        with pytest.raises(ValueError, match="query is missing"):
+            reranker.postprocess_nodes(nodes)
+        with pytest.raises(TypeError, match="precision"):
+            EncodleRerank(SCORE, precision="int8")
 
 
 class TestHaystack:
@@ -143,6 +192,27 @@ class TestHaystack:
         assert copy.get_component("documents").normalize_embeddings
         inputs = {"query": {"text": TEXTS[0]}, "documents": {"documents": [Document(content=TEXTS[1])]}}
         assert pipeline.run(inputs) == copy.run(inputs)
+
+    def test_the_ranker_sorts_documents_by_their_scores(self, encodle_haystack, ranked):
+        from haystack import Document, Pipeline
+
+        documents = [Document(content=text) for text in TEXTS]
+        pipeline = Pipeline()
+        pipeline.add_component("ranker", encodle_haystack.EncodleRanker(SCORE, settings={"threads": 1}))
+        inputs = {"ranker": {"query": "bad cab", "documents": documents}}
+        for copy in (pipeline, Pipeline.loads(pipeline.dumps(), allowed_modules=["encodle.haystack"])):
+            found = copy.run(inputs)["ranker"]["documents"]
+            assert [(document.content, document.score) for document in found] == ranked
+        assert documents[0].score is None
+        ranker = encodle_haystack.EncodleRanker(SCORE, top_k=1, meta_fields_to_embed=["title"])
+        assert ranker.run("bad cab", documents)["documents"] == found[:1]
+        assert ranker.run("bad cab", documents, top_k=2)["documents"] == found[:2]
+        titled = ranker.run("bad cab", [Document(content="cab", meta={"title": "a"})])["documents"][0]
+        assert titled.score == encodle.CrossEncoder(SCORE).predict(("bad cab", "a\ncab"))
+        with pytest.raises(TypeError, match="documents is a str: expected a list of Document"):
+            ranker.run("bad cab", "text")
+        with pytest.raises(TypeError, match="query is None: expected str"):
+            ranker.run(None, documents)
 
     def test_the_event_loop_runs_while_a_model_is_opened(self, encodle_haystack, monkeypatch):
         loop_ran = threading.Event()
@@ -207,3 +277,25 @@ class TestMteb:
                 prompt_type=prompt_type,
             )
             np.testing.assert_array_equal(vectors, model.encode(TEXTS, prompt=prompt))
+
+    def test_a_cross_encoder_gives_the_scores_of_its_pairs(self, adapter):
+        import mteb
+        from mteb.models import CrossEncoderProtocol
+
+        from encodle.mteb import EncodleCrossEncoder
+
+        ranker = EncodleCrossEncoder(SCORE, threads=1, token="secret")
+        assert isinstance(ranker, CrossEncoderProtocol)
+        assert ranker.mteb_model_meta.experiment_kwargs == {"threads": 1}
+        assert ranker.mteb_model_meta.model_type == ["cross-encoder"]
+        queries = ["bad cab", "a", "b"]
+        scores = ranker.predict(
+            [{"text": queries[:2]}, {"text": queries[2:]}],
+            [{"text": TEXTS[:1]}, {"text": TEXTS[1:]}],
+            task_metadata=mteb.get_task("AskUbuntuDupQuestions").metadata,
+            hf_split="test",
+            hf_subset="default",
+            batch_size=2,
+        )
+        expected = encodle.CrossEncoder(SCORE).predict(list(zip(queries, TEXTS)))
+        np.testing.assert_array_equal(scores, expected)

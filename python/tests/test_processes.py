@@ -215,6 +215,26 @@ def test_the_argument_the_environment_and_the_affinity_set_the_number_of_threads
         assert done.stdout == "1\n"
 
 
+def test_a_model_can_be_called_by_del_while_the_interpreter_shuts_down():
+    code = f"""
+import encodle, sys
+
+class Holder:
+    def __init__(self):
+        self.model = encodle.SentenceTransformer()
+        self.ranker = encodle.CrossEncoder({str(GOLDEN / "heads/score")!r})
+
+    def __del__(self):
+        shapes = self.model.encode("a").shape, self.ranker.predict([("a", "b")]).shape
+        print(*shapes, sys.meta_path, file=sys.__stdout__)
+
+holder = Holder()
+holder.itself = holder
+"""
+    # `meta_path` is None once nothing can be imported.
+    assert run(code).splitlines() == ["(384,) (1,) None"]
+
+
 def test_the_package_works_offline_in_another_folder(tmp_path):
     code = """
 import sys, encodle

@@ -192,6 +192,16 @@ impl Hub {
         Self { token: Some(Token(token.into())), ..self }
     }
 
+    /// Sends no access token to the hub.
+    pub fn without_token(self) -> Self {
+        Self { token: None, ..self }
+    }
+
+    /// Stores the files in another folder.
+    pub fn with_cache(self, cache: impl Into<PathBuf>) -> Self {
+        Self { cache: Cache::new(cache.into()), ..self }
+    }
+
     /// Sets whether to use only the cache, without network access.
     pub fn offline(self, offline: bool) -> Self {
         Self { offline, ..self }

@@ -201,6 +201,20 @@ impl TextClassifier {
         self.model.labels()
     }
 
+    /// Sets the maximum length of a text or a pair in tokens, special tokens included.
+    ///
+    /// # Errors
+    /// [`Error::MaxSeqLength`] if the length is larger than
+    /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); the error of
+    /// [`TextTokenizer::with_max_seq_length`].
+    pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
+        let max = self.model.encoder().config().max_tokens();
+        Ok(Self {
+            tokenizer: self.tokenizer.with_max_seq_length_within(max_seq_length, max)?,
+            ..self
+        })
+    }
+
     /// The report on the loaded checkpoint.
     pub fn report(&self) -> &LoadReport {
         &self.report

@@ -302,10 +302,10 @@ impl Embedder {
     /// ```
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
         let max = self.model.config().max_tokens();
-        if max_seq_length > max {
-            return Err(Error::MaxSeqLength { got: max_seq_length, max });
-        }
-        Ok(Self { tokenizer: self.tokenizer.with_max_seq_length(max_seq_length)?, ..self })
+        Ok(Self {
+            tokenizer: self.tokenizer.with_max_seq_length_within(max_seq_length, max)?,
+            ..self
+        })
     }
 
     /// Normalises the vectors to length 1. Has no effect if the last module is `Normalize`, except

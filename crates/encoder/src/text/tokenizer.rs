@@ -286,6 +286,18 @@ impl TextTokenizer {
         Ok(Self { max_seq_length, max_length_path: path, ..self })
     }
 
+    /// [`Self::with_max_seq_length`] for a model of `max` tokens.
+    ///
+    /// # Errors
+    /// [`Error::MaxSeqLength`] if the length is larger than `max`; the error of
+    /// [`Self::with_max_seq_length`].
+    pub(crate) fn with_max_seq_length_within(self, got: usize, max: usize) -> Result<Self> {
+        if got > max {
+            return Err(Error::MaxSeqLength { got, max });
+        }
+        self.with_max_seq_length(got)
+    }
+
     /// Sets the side on which truncation removes tokens, instead of that of the model's files.
     ///
     /// # Examples
