@@ -25,14 +25,10 @@ type Span = (f32, String, usize, usize);
 type Candidate = (u32, String, f32);
 
 /// Applies a function to each text.
-fn for_each<R: Send>(
-    texts: &Texts,
-    watch: &Watch,
-    function: impl Fn(&str) -> encoder::Result<R> + Sync,
-) -> PyResult<Vec<R>> {
+fn for_each<R>(texts: &Texts, function: impl Fn(&str) -> encoder::Result<R>) -> PyResult<Vec<R>> {
     let results = texts.rows().into_iter().enumerate().map(|(i, row)| {
         let text = row.map_err(|reason| error(format!("text {i}: {reason}")))?;
-        watch.compute(|| function(text)).map_err(error)?.map_err(error)
+        function(text).map_err(error)
     });
     results.collect()
 }
@@ -214,10 +210,16 @@ impl TokenClassifier {
         let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
         let aggregation = model::aggregation(aggregation)?;
         self.pool.run(py, None, move |watch| {
-            for_each(&texts, watch, |text| {
-                let entities = model.classify(text, aggregation)?.into_iter();
-                let mut positions = CharacterPositions::new(text);
-                Ok(entities.map(|e| (e.label, span(&mut positions, e.score, e.range))).collect())
+            for_each(&texts, |text| {
+                let windows = watch.compute(|| model.tokenize(text))??;
+                let scores = windows.in_parts(|part| watch.compute(|| model.scores(part))?)?;
+                watch.compute(|| {
+                    let entities = model.entities(&windows, &scores, aggregation)?.into_iter();
+                    let mut positions = CharacterPositions::new(text);
+                    let entities =
+                        entities.map(|e| (e.label, span(&mut positions, e.score, e.range)));
+                    Ok(entities.collect())
+                })?
             })
         })
     }
@@ -253,12 +255,16 @@ impl QuestionAnswerer {
     ) -> PyResult<Vec<(Vec<Span>, f32)>> {
         let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
         self.pool.run(py, None, move |watch| {
-            for_each(&texts, watch, |text| {
-                let found = model.answer(&question, text, top_k)?;
-                let mut positions = CharacterPositions::new(text);
-                let answers = found.answers.into_iter();
-                let spans = answers.map(|a| span(&mut positions, a.score, a.range));
-                Ok((spans.collect(), found.no_answer))
+            for_each(&texts, |text| {
+                let windows = watch.compute(|| model.tokenize(&question, text))??;
+                let logits = windows.in_parts(|part| watch.compute(|| model.logits(part))?)?;
+                watch.compute(|| {
+                    let found = model.answers(&windows, &logits, top_k)?;
+                    let mut positions = CharacterPositions::new(text);
+                    let answers = found.answers.into_iter();
+                    let spans = answers.map(|a| span(&mut positions, a.score, a.range));
+                    Ok((spans.collect(), found.no_answer))
+                })?
             })
         })
     }
@@ -293,8 +299,8 @@ impl MaskFiller {
     ) -> PyResult<Vec<Vec<Vec<Candidate>>>> {
         let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
         self.pool.run(py, None, move |watch| {
-            for_each(&texts, watch, |text| {
-                let masks = model.fill(text, top_k)?.into_iter();
+            for_each(&texts, |text| {
+                let masks = watch.compute(|| model.fill(text, top_k))??.into_iter();
                 let candidates = masks.map(|candidates| {
                     candidates.into_iter().map(|c| (c.token_id, c.token, c.score)).collect()
                 });

@@ -178,11 +178,23 @@ print(shape, os.waitpid(child, 0)[1])
     assert run(code) == "(384,) 0\n"
 
 
-@pytest.mark.parametrize("texts", ['["and " * 250] * 5000', '["and " * 25000] * 500'])
-def test_ctrl_c_interrupts_encode_and_the_next_call_does_not_wait(texts):
-    code = f"texts = {texts}" + """
+TAGGER = f"encodle.TokenClassifier({str(GOLDEN / 'heads/tagger')!r}).tag"
+
+
+@pytest.mark.parametrize(
+    "function, texts",
+    [
+        ("model.encode", '["and " * 250] * 5000'),
+        ("model.encode", '["and " * 25000] * 500'),
+        (TAGGER, '["a cab x " * 300_000]'),
+    ],
+)
+def test_ctrl_c_interrupts_a_call_and_the_next_call_does_not_wait(function, texts):
+    code = f"""
 import os, signal, threading, time, encodle
 model = encodle.SentenceTransformer()
+function, texts = {function}, {texts}
+""" + """
 def interrupt():
     global sent
     time.sleep(1)
@@ -190,7 +202,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
-    model.encode(texts)
+    function(texts)
 except KeyboardInterrupt:
     print(time.monotonic() - sent)
 start = time.monotonic()
