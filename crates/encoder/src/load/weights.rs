@@ -223,8 +223,13 @@ fn safetensors(file: &Opened, path: &str) -> Result<TensorInfos> {
     if start > file.len() {
         return Err(invalid(SafeTensorError::InvalidHeaderLength));
     }
-    let header: Metadata = serde_json::from_slice(&read(8, size as usize)?)
-        .map_err(|source| invalid(SafeTensorError::InvalidHeaderDeserialization(source)))?;
+    let header = read(8, size as usize)?;
+    let header: Metadata = serde_json::from_slice(&header).map_err(|source| {
+        invalid(match tensor_at_same_place(&header) {
+            Some(name) => SafeTensorError::InvalidOffset(name),
+            None => SafeTensorError::InvalidHeaderDeserialization(source),
+        })
+    })?;
     if start.checked_add(header.data_len() as u64) != Some(file.len()) {
         return Err(invalid(SafeTensorError::MetadataIncompleteBuffer));
     }
@@ -235,6 +240,21 @@ fn safetensors(file: &Opened, path: &str) -> Result<TensorInfos> {
         (name, TensorInfo { dtype, shape, start, end, strides: None })
     });
     Ok(tensors.collect())
+}
+
+/// The first tensor in the order of the names that has the byte range of an earlier one. Of two such
+/// tensors, the crate `safetensors` names any: it keeps them in a hash map.
+fn tensor_at_same_place(header: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Place {
+        data_offsets: Option<(u64, u64)>,
+    }
+    let header: BTreeMap<String, Place> = serde_json::from_slice(header).ok()?;
+    let mut seen = BTreeSet::new();
+    let mut is_second = |(from, to)| from < to && !seen.insert((from, to));
+    let second =
+        header.into_iter().find(|(_, place)| place.data_offsets.is_some_and(&mut is_second));
+    second.map(|(name, _)| name)
 }
 
 #[cfg(test)]
@@ -256,6 +276,17 @@ mod tests {
 
     /// The header of a file with one tensor, `x`, of four f32 values.
     const X: &str = r#"{"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}"#;
+
+    #[test]
+    fn of_two_tensors_at_the_same_place_the_second_is_named() {
+        let x = r#"{"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}"#;
+        let header = format!(r#"{{"c": {x}, "a": {x}, "b": {x}}}"#);
+        let opened = Opened::Bytes(std::sync::Arc::new(file(&header, 16).into()));
+        let error = safetensors(&opened, "m").map(|_| ()).unwrap_err().to_string();
+        let expected = "m is not a valid safetensors file: invalid offset for tensor `b`; download \
+                        it again if it was truncated";
+        assert_eq!(error, expected);
+    }
 
     #[test]
     fn a_file_truncated_after_opening_gives_an_io_error() -> Result<()> {

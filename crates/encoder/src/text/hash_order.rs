@@ -1,11 +1,33 @@
 //! The crate `tokenizers` keeps its tokens in hash maps, whose order differs between processes.
-//! These functions remove the two cases in which that order decides a result.
+//! These functions remove the cases in which that order decides a result or an error.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
+use serde::{Deserialize, de::IgnoredAny};
 use tokenizers::{
     AddedToken, AddedVocabulary, NormalizedString, Normalizer, NormalizerWrapper, Tokenizer,
 };
+
+use crate::text::tokenizer_json::model_type;
+
+/// The error for a model in a `tokenizer.json` that lacks a key; `None` if it lacks none. Of several
+/// keys, the crate `tokenizers` names any.
+pub(crate) fn missing_key(json: &[u8]) -> Option<tokenizers::Error> {
+    #[derive(Deserialize)]
+    struct File {
+        model: BTreeMap<String, IgnoredAny>,
+    }
+    let keys: &[&str] = match model_type(json).ok()?.as_str() {
+        "WordPiece" => {
+            &["vocab", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word"]
+        }
+        "WordLevel" => &["vocab", "unk_token"],
+        _ => return None,
+    };
+    let File { model } = serde_json::from_slice(json).ok()?;
+    let missing = keys.iter().find(|key| !model.contains_key(**key))?;
+    Some(format!("the model has no {missing}: expected the keys {}", keys.join(", ")).into())
+}
 
 /// Checks that the tokens of a vocabulary have distinct ids: of two tokens with one id, hash order
 /// decides which is the text of the id.
@@ -198,6 +220,22 @@ mod tests {
             "added tokens \"Fóo\" and \"FOO\" are equal after normalisation: expected distinct tokens"
         );
         Ok(())
+    }
+
+    #[test]
+    fn the_first_missing_key_of_a_model_is_named() {
+        let error = |json: &str| missing_key(json.as_bytes()).map(|error| error.to_string());
+        assert_eq!(
+            error(r#"{"model": {"type": "WordPiece", "vocab": {}}}"#).unwrap(),
+            "the model has no unk_token: expected the keys vocab, unk_token, \
+             continuing_subword_prefix, max_input_chars_per_word"
+        );
+        assert_eq!(
+            error(r#"{"model": {"type": "WordLevel"}}"#).unwrap(),
+            "the model has no vocab: expected the keys vocab, unk_token"
+        );
+        assert_eq!(error(r#"{"model": {"vocab": {}, "unk_token": "a"}}"#), None);
+        assert_eq!(error(r#"{"model": {"type": "BPE"}}"#), None);
     }
 
     #[test]

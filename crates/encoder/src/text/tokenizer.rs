@@ -822,7 +822,8 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
     }
     // The whole file is used in three cases: for a class that follows the file, for an unknown
     // class whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
-    let mut tokenizer: Tokenizer = std::str::from_utf8(json)?.parse()?;
+    let parsed = std::str::from_utf8(json)?.parse::<Tokenizer>();
+    let mut tokenizer = parsed.map_err(|error| hash_order::missing_key(json).unwrap_or(error))?;
     if !matches!(tokenizer.get_model(), ModelWrapper::Unigram(_)) {
         hash_order::check_ids(&tokenizer.get_vocab(false))?;
     }
