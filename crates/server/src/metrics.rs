@@ -175,8 +175,13 @@ impl Metrics {
     }
 
     /// Sets the names of new models. The names of the models in `replaced`, which requests in
-    /// progress may still use, are kept; other names are removed.
+    /// progress may still use, are kept; other names are removed. The counters of the new models
+    /// begin with 0.
     pub fn set_names(&self, new: HashMap<u64, String>, replaced: &[u64]) {
+        for name in new.values() {
+            self.tokens.with_label_values(&[name]);
+            self.texts.with_label_values(&[name]);
+        }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         names.retain(|number, _| replaced.contains(number));
         names.extend(new);
@@ -221,6 +226,8 @@ mod tests {
         let metrics = Metrics::default();
         let names = |number: u64, name: &str| HashMap::from([(number, name.to_string())]);
         metrics.set_names(names(1, "a"), &[]);
+        let text = String::from_utf8(metrics.text().unwrap()).unwrap();
+        assert!(text.contains("bert_tokens_total{model=\"a\"} 0\n"), "{text}");
         metrics.set_names(names(2, "b"), &[1]);
         metrics.tokens(1).inc_by(3);
         metrics.set_names(names(3, "b"), &[2]);
