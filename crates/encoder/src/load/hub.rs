@@ -638,16 +638,16 @@ impl HubModel {
     fn request(&self, method: &str, url: &str, start: u64) -> Result<Attempt<Response<Body>>> {
         let mut uri: Uri = url.parse().map_err(|e| self.fetch_error(url, format!("{e}")))?;
         let hub_origin = origin(&uri);
-        let proxy = self.agent.config().proxy().filter(|proxy| !proxy.is_no_proxy(&uri));
-        if let Some(proxy) = proxy.filter(|proxy| !is_http(proxy)) {
-            let what = format!(
-                "the proxy {} is not supported: expected http:// or https:// in ALL_PROXY, \
-                 HTTPS_PROXY or HTTP_PROXY",
-                shown_proxy(proxy)
-            );
-            return Err(self.fetch_error(url, what));
-        }
         for _ in 0..=MAX_REDIRECTS {
+            let proxy = self.agent.config().proxy().filter(|proxy| !proxy.is_no_proxy(&uri));
+            if let Some(proxy) = proxy.filter(|proxy| !is_http(proxy)) {
+                let what = format!(
+                    "the proxy {} is not supported: expected http:// or https:// in ALL_PROXY, \
+                     HTTPS_PROXY or HTTP_PROXY",
+                    shown_proxy(proxy)
+                );
+                return Err(self.fetch_error(url, what));
+            }
             let mut request = match method {
                 "HEAD" => self.agent.head(&uri),
                 _ => self.agent.get(&uri),
@@ -723,7 +723,8 @@ impl HubModel {
     }
 }
 
-/// The cause of a failed request for `uri`: which host or proxy failed, and how.
+/// The cause of a failed request for `uri`, which was sent through `proxy`: which of them failed, and
+/// how.
 fn cause(error: &ureq::Error, uri: &Uri, proxy: Option<&Proxy>) -> String {
     let what = match error {
         ureq::Error::Io(error) => error.to_string(), // refused, an unknown name, a certificate
@@ -734,7 +735,7 @@ fn cause(error: &ureq::Error, uri: &Uri, proxy: Option<&Proxy>) -> String {
         ureq::Error::Timeout(_) => format!("no response within {} s", READ_TIMEOUT.as_secs()),
         other => other.to_string(),
     };
-    match proxy.filter(|proxy| !proxy.is_no_proxy(uri)) {
+    match proxy {
         Some(proxy) => format!(
             "the request through the proxy {} (ALL_PROXY, HTTPS_PROXY or HTTP_PROXY) failed: {what}",
             shown_proxy(proxy)
