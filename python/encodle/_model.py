@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _arguments
 
@@ -25,13 +25,13 @@ _MODULE = "the model is not a module of torch"
 _INSTEAD = {
     name: instead
     for names, instead in [
-        ("fit old_fit train parameters gradient_checkpointing_enable", _TRAIN),
-        ("add_adapter load_adapter set_adapter set_pooling_include_prompt", _TRAIN),
+        ("fit old_fit train gradient_checkpointing_enable", _TRAIN),
+        ("add_adapter load_adapter set_adapter", _TRAIN),
         ("save save_pretrained save_to_hub push_to_hub", _SAVE),
         ("start_multi_process_pool stop_multi_process_pool encode_multi_process", _PROCESSES),
         ("half float bfloat16 dtype", _PRECISION),
         ("cuda", 'this package computes on the CPU: expected to("cpu")'),
-        ("forward modules children named_children state_dict compile", _MODULE),
+        ("forward modules children parameters state_dict compile", _MODULE),
         ("model auto_model transformers_model config processor", _MODULE),
         ("tokenizer", "SentenceTransformer.tokenize returns the tokens of texts"),
         ("default_activation_function", "the name is activation_fn"),
@@ -109,22 +109,24 @@ class Model:
         _arguments.check_positive(max_seq_length=tokens)
         self._native = self._native.with_max_seq_length(tokens)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        known = hasattr(type(self), name) or name in _ATTRIBUTES or name.startswith("_")
-        # A subclass may have attributes of its own.
-        if not known and type(self).__module__.startswith("encodle."):
-            raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r}: setting it would have no effect"
-            )
-        super().__setattr__(name, value)
+    if not TYPE_CHECKING:  # a type checker would accept every attribute of a class with these methods
 
-    def __getattr__(self, name: str) -> Any:
-        instead = _INSTEAD.get(name)
-        raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}" + (f": {instead}" if instead else ""),
-            name=name,
-            obj=self,
-        )
+        def __setattr__(self, name: str, value: Any) -> None:
+            known = hasattr(type(self), name) or name in _ATTRIBUTES or name.startswith("_")
+            # A subclass may have attributes of its own.
+            if not known and type(self).__module__.startswith("encodle."):
+                raise AttributeError(
+                    f"{type(self).__name__} has no attribute {name!r}: setting it would have no effect"
+                )
+            super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            instead = _INSTEAD.get(name)
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}" + (f": {instead}" if instead else ""),
+                name=name,
+                obj=self,
+            )
 
     @property
     def modalities(self) -> list[str]:

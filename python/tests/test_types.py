@@ -70,6 +70,9 @@ model.encode("a", precision="int4")  # error
 model.encode("a", output_value="vectors")  # error
 model.encode("a", batch_size="8")  # error
 model.encode("a").upper()  # error
+model.encod("a")  # error
+model.fit  # error
+model.tokenizer = None  # error
 ranker.predict("a")  # error
 ranker.predict([("a", "b")], apply_softmaxx=True)  # error
 ranker.rank("a", texts)[0]["scores"]  # error

@@ -207,6 +207,21 @@ impl TextClassifier {
     /// [`Error::MaxSeqLength`] if the length is larger than
     /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); the error of
     /// [`TextTokenizer::with_max_seq_length`].
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::Device;
+    /// use encoder::{Precision, TextClassifier};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "tests/golden/heads/score";
+    /// let ranker = TextClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let ranker = ranker.with_max_seq_length(5)?; // [CLS] a [SEP] b [SEP]
+    /// let pairs = ranker.tokenize_text_pairs(&[("a", "b c d")])?;
+    /// assert_eq!(pairs[0].input_ids.len(), 5);
+    /// assert!(ranker.with_max_seq_length(5000).is_err()); // more than the model's positions
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
         let max = self.model.encoder().config().max_tokens();
         Ok(Self {
