@@ -27,9 +27,12 @@ __all__ = [
     "QuestionAnswerer",
     "TextClassifier",
     "TokenClassifier",
+    "__version__",
     "attention_picture",
     "embed_file",
 ]
+
+__version__: str
 
 class EncodleError(Exception): ...
 

@@ -21,4 +21,8 @@ mod _encodle {
         embedder::Embedder,
         errors::EncodleError,
     };
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }
