@@ -14,12 +14,11 @@ import numpy as np
 
 from ._encodle import EncodleError
 
-Native = TypeVar("Native")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: The name and the folder of the model that is part of the package.
 BUILTIN_NAME = "all-MiniLM-L6-v2"
-BUILTIN_MODEL = Path(__file__).parent / "model"
+BUILTIN_MODEL = Path(os.path.abspath(__file__)).parent / "model"
 
 
 #: Models on the hub whose names have no organisation; `model_path` does not add one to these names.
@@ -81,14 +80,18 @@ def model_path(
     return path if revision is None else f"{path}@{revision}"
 
 
-def embedding_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> str | None:
-    """`model_path` of a sentence embedding model, and None for the built-in model.
+def portable(path: str) -> str | None:
+    """The result of `model_path`, and None for the built-in model.
 
-    The result is pickled and written to files, and the folder of the built-in model differs between
+    Paths are pickled and written to files, and the folder of the built-in model differs between
     machines.
     """
-    path = model_path(model, revision, "sentence-transformers")
     return None if path == str(BUILTIN_MODEL) else path
+
+
+def embedding_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> str | None:
+    """The `portable` path of a sentence embedding model."""
+    return portable(model_path(model, revision, "sentence-transformers"))
 
 
 @contextmanager
@@ -229,18 +232,6 @@ def check_not_negative(**arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and value < 0:
             raise ValueError(f"{name} is {value}: expected 0 or a positive integer")
-
-
-def open_native(
-    native: Callable[[str, str, int | None], Native],
-    model: str | os.PathLike[str] | None,
-    revision: str | None,
-    precision: str,
-    threads: int | None,
-) -> Native:
-    """A native pipeline with the arguments that the pipelines share."""
-    check_positive(threads=threads)
-    return native(model_path(model, revision), precision, threads)
 
 
 class Conversion:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal
 
 from . import _arguments, _encodle
-from .sentence_transformer import ModelPrecision
+from ._pipeline import Pipeline
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
@@ -15,23 +14,14 @@ def _span(span: tuple[float, str, int, int]) -> dict[str, Any]:
     return dict(zip(("score", "text", "start", "end"), span, strict=True))
 
 
-class TextClassifier:
+class TextClassifier(Pipeline[_encodle.TextClassifier]):
     """A text classification model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.TextClassifier
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.TextClassifier
 
     @property
     def labels(self) -> list[str]:
@@ -60,23 +50,14 @@ class TextClassifier:
         return results[0] if single else results
 
 
-class TokenClassifier:
+class TokenClassifier(Pipeline[_encodle.TokenClassifier]):
     """A token classification model, for example for named entities.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.TokenClassifier
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.TokenClassifier
 
     @property
     def labels(self) -> list[str]:
@@ -98,23 +79,14 @@ class TokenClassifier:
         return results[0] if single else results
 
 
-class QuestionAnswerer:
+class QuestionAnswerer(Pipeline[_encodle.QuestionAnswerer]):
     """An extractive question answering model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.QuestionAnswerer
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.QuestionAnswerer
 
     def answer(self, question: str, texts: Any, top_k: int = 1) -> Any:
         """The most likely answers to a question in each text.
@@ -133,23 +105,14 @@ class QuestionAnswerer:
         return results[0] if single else results
 
 
-class MaskFiller:
+class MaskFiller(Pipeline[_encodle.MaskFiller]):
     """A masked language model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.MaskFiller
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.MaskFiller
 
     def fill_mask(self, texts: Any, top_k: int = 5) -> Any:
         """The most likely tokens for each mask token of each text.

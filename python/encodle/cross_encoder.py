@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from . import _arguments, _encodle, _prompts
+from ._pipeline import Reopened
 from .sentence_transformer import ModelPrecision
 
 
-class CrossEncoder:
+class CrossEncoder(Reopened[_encodle.TextClassifier]):
     """A model that scores pairs of texts.
 
     The interface is that of `sentence_transformers.CrossEncoder`. A model can be pickled; unpickling
-    opens it again.
+    opens it again. A copy shares the weights.
 
     model_name_or_path: a folder, a weights file, or `org/name[@revision]` on the Hugging Face
         hub; a name without `org` means a model of the organisation `cross-encoder`
@@ -41,7 +42,7 @@ class CrossEncoder:
         path = _arguments.model_path(model_name_or_path, revision, "cross-encoder")
         self._native_arguments = (path, precision, threads)
         with _arguments.explained(model_name_or_path, path):
-            self._native = _encodle.TextClassifier(*self._native_arguments)
+            self._native = self._open()
         self._activation_fn: Callable[[Any], Any] | None = None
         self.prompts = _prompts.merged({}, self._native.prompts, prompts)
         default = default_prompt_name or self._native.default_prompt_name
@@ -51,12 +52,8 @@ class CrossEncoder:
         _arguments.check_attribute(self, name)
         super().__setattr__(name, value)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._native = _encodle.TextClassifier(*self._native_arguments)
+    def _open(self) -> _encodle.TextClassifier:
+        return _encodle.TextClassifier(*self._native_arguments)
 
     @property
     def labels(self) -> list[str]:

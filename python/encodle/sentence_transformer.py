@@ -12,13 +12,14 @@ import numpy as np
 
 from . import _arguments, _encodle, _prompts, similarity
 from ._encodle import EncodleError
+from ._pipeline import Reopened
 from .quantization import PRECISIONS, Precision, quantize_embeddings
 
 LongTexts = Literal["truncate", "refuse", "windows"]
 ModelPrecision = Literal["f32", "f16", "bf16", "int8"]
 
 
-class SentenceTransformer:
+class SentenceTransformer(Reopened[_encodle.Embedder]):
     """A sentence embedding model.
 
     The interface is that of `sentence_transformers.SentenceTransformer`.
@@ -42,7 +43,8 @@ class SentenceTransformer:
     token_budget: the maximum number of tokens per batch
 
     A model is safe to use from many threads. It computes on threads that a fork does not copy: in a
-    forked process it raises EncodleError. A model can be pickled; unpickling opens it again.
+    forked process it raises EncodleError. A model can be pickled; unpickling opens it again. A copy
+    shares the weights.
 
     >>> model = SentenceTransformer()
     >>> vectors = model.encode(["A man is eating food.", "A man eats."])
@@ -90,12 +92,11 @@ class SentenceTransformer:
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None, "max_seq_length": self.max_seq_length}
+        return {**super().__getstate__(), "max_seq_length": self.max_seq_length}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         max_seq_length = state.pop("max_seq_length")
-        self.__dict__.update(state)
-        self._native = self._open()
+        super().__setstate__(state)
         self.max_seq_length = max_seq_length
 
     @property
