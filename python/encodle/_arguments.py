@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,13 +13,18 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from . import _encodle
 from ._encodle import EncodleError
+
+logger = logging.getLogger("encodle")
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 #: The name and the folder of the model that is part of the package.
 BUILTIN_NAME = "all-MiniLM-L6-v2"
 BUILTIN_MODEL = Path(os.path.abspath(__file__)).parent / "model"
+#: Its name on the hub, where its weights are not rounded.
+BUILTIN_HUB_NAME = f"sentence-transformers/{BUILTIN_NAME}"
 
 
 #: Models on the hub whose names have no organisation; `model_path` does not add one to these names.
@@ -53,7 +59,8 @@ def model_path(
     organization: str | None = None,
 ) -> str:
     """The folder or the file of a model as an absolute path, or its name on the hub; by default the
-    built-in model.
+    built-in model. In offline mode, the name of the built-in model on the hub means the built-in model
+    if the cache lacks it.
 
     organization: the organisation to put before a hub name without one
 
@@ -77,6 +84,16 @@ def model_path(
     is_short = name and "/" not in name and os.sep not in name
     if organization and is_short and name.lower() not in NAMES_WITHOUT_ORGANIZATION:
         path = f"{organization}/{path}"
+    if path == BUILTIN_HUB_NAME and revision is None:
+        if _encodle.is_missing_offline(path):
+            logger.warning(
+                "model %s is not in the cache: using the model of the package, whose weights are "
+                "rounded to f16",
+                path,
+            )
+            return str(BUILTIN_MODEL)
+        # Processes that get this path, such as workers of a cluster, do not choose again.
+        revision = "main"
     return path if revision is None else f"{path}@{revision}"
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "__version__",
     "attention_picture",
     "embed_file",
+    "is_missing_offline",
 ]
 
 __version__: str
@@ -148,3 +149,4 @@ def embed_file(
     on_skipped: Callable[[str], None],
     progress: _Progress,
 ) -> tuple[int, int, int, list[str], list[str]]: ...
+def is_missing_offline(model: str) -> bool: ...

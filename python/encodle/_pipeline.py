@@ -50,7 +50,7 @@ class Pipeline(Reopened[Native]):
     """A model that is used through the methods of a subclass.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    revision, precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
     #: The class of the native part.
@@ -63,6 +63,7 @@ class Pipeline(Reopened[Native]):
         revision: str | None = None,
         precision: ModelPrecision = "f32",
         threads: int | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         _arguments.check_positive(threads=threads)
         self._name = _arguments.portable(_arguments.model_path(model, revision))

@@ -62,7 +62,7 @@ class AttentionReader(Pipeline[_encodle.AttentionReader]):
     """A model that returns the attention weights of texts.
 
     model: see `SentenceTransformer`; also decoders and encoder-decoders
-    revision, precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
 
     >>> attention = AttentionReader().attentions("I love AI")[0]
     >>> attention.queries, attention.weights.shape
@@ -78,12 +78,14 @@ class AttentionReader(Pipeline[_encodle.AttentionReader]):
         revision: str | None = None,
         precision: ModelPrecision = "f32",
         threads: int | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         super().__init__(
             _arguments.BUILTIN_MODEL if model is None else model,
             revision=revision,
             precision=precision,
             threads=threads,
+            trust_remote_code=trust_remote_code,
         )
 
     def attentions(self, text: str, second: str | None = None) -> list[Attention]:

@@ -18,7 +18,7 @@ class TextClassifier(Pipeline[_encodle.TextClassifier]):
     """A text classification model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    revision, precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
     _native_class = _encodle.TextClassifier
@@ -54,7 +54,7 @@ class TokenClassifier(Pipeline[_encodle.TokenClassifier]):
     """A token classification model, for example for named entities.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    revision, precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
     _native_class = _encodle.TokenClassifier
@@ -83,7 +83,7 @@ class QuestionAnswerer(Pipeline[_encodle.QuestionAnswerer]):
     """An extractive question answering model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    revision, precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
     _native_class = _encodle.QuestionAnswerer
@@ -109,7 +109,7 @@ class MaskFiller(Pipeline[_encodle.MaskFiller]):
     """A masked language model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    revision, precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
     _native_class = _encodle.MaskFiller

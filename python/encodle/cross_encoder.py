@@ -23,7 +23,7 @@ class CrossEncoder(Reopened[_encodle.TextClassifier]):
 
     model_name_or_path: a folder, a weights file, or `org/name[@revision]` on the Hugging Face
         hub; a name without `org` means a model of the organisation `cross-encoder`
-    precision, prompts, default_prompt_name, threads: see `SentenceTransformer`
+    precision, prompts, default_prompt_name, threads, trust_remote_code: see `SentenceTransformer`
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class CrossEncoder(Reopened[_encodle.TextClassifier]):
         default_prompt_name: str | None = None,
         device: str | None = "cpu",
         threads: int | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         _arguments.check_device(device)
         _arguments.check_positive(threads=threads)

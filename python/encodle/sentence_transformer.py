@@ -41,6 +41,10 @@ class SentenceTransformer(Reopened[_encodle.Embedder]):
     threads: the number of threads; by default the environment variable RAYON_NUM_THREADS, or the
         number of CPUs that the process may use (affinity and cgroup limit)
     token_budget: the maximum number of tokens per batch
+    trust_remote_code: accepted and not used: code from a model's repository is never run
+
+    Models of the hub are stored in the cache of huggingface_hub, or in the folder that the
+    environment variable SENTENCE_TRANSFORMERS_HOME names.
 
     A model is safe to use from many threads. It computes on threads that a fork does not copy: in a
     forked process it raises EncodleError. A model can be pickled; unpickling opens it again. A copy
@@ -68,6 +72,7 @@ class SentenceTransformer(Reopened[_encodle.Embedder]):
         device: str | None = "cpu",
         threads: int | None = None,
         token_budget: int | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         _arguments.check_device(device)
         _arguments.check_positive(threads=threads, token_budget=token_budget)

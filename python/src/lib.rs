@@ -20,6 +20,7 @@ mod _encodle {
         corpora::embed_file,
         embedder::Embedder,
         errors::EncodleError,
+        model::is_missing_offline,
     };
 
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! Opens models, and converts arguments from Python that select a value by name, such as
 //! `precision`.
 
-use std::{path::Path, sync::Arc};
+use std::{env, path::Path, sync::Arc};
 
 use candle_core::Device;
 use encoder::{Hub, LongTexts, ModelFiles, PackedCache, Precision};
@@ -18,10 +18,32 @@ pub fn open(model: &str) -> PyResult<ModelFiles> {
     } else if path.is_file() {
         ModelFiles::file(path)
     } else {
-        Hub::from_env().and_then(|hub| hub.model(model))
+        hub().and_then(|hub| hub.model(model))
     };
     let cache = PackedCache::from_env().map(|cache| cache.with_warnings(log_warning));
     Ok(files.map_err(error)?.with_packed_cache(cache))
+}
+
+/// The hub that the environment variables describe. As in sentence-transformers,
+/// `SENTENCE_TRANSFORMERS_HOME` is the folder of its cache.
+fn hub() -> encoder::Result<Hub> {
+    let hub = Hub::from_env()?;
+    let cache = env::var_os("SENTENCE_TRANSFORMERS_HOME").filter(|cache| !cache.is_empty());
+    Ok(match cache {
+        Some(cache) => hub.with_cache(cache),
+        None => hub,
+    })
+}
+
+/// Whether a model of the hub cannot be opened because of the offline mode: the cache lacks it.
+#[pyfunction]
+pub fn is_missing_offline(model: &str) -> PyResult<bool> {
+    let hub = hub().map_err(error)?;
+    if !hub.is_offline() {
+        return Ok(false);
+    }
+    let config = hub.model(model).and_then(|files| files.need("config.json", "a model").map(drop));
+    Ok(matches!(config, Err(encoder::Error::Offline { .. })))
 }
 
 /// Loads a pipeline on a pool.

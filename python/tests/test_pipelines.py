@@ -279,3 +279,9 @@ def _as_lists(result):
     if isinstance(result, list):
         return [_as_lists(element) for element in result]
     return (result.queries, result.weights.tolist()) if hasattr(result, "weights") else result
+
+
+@pytest.mark.parametrize(("kind", "path"), [method[:2] for method in METHODS])
+def test_trust_remote_code_is_accepted(kind, path):
+    for value in (True, False):
+        assert kind(path, trust_remote_code=value)

@@ -187,9 +187,19 @@ impl Hub {
         Self { token: Some(Token(token.into())), ..self }
     }
 
+    /// Stores the files in another folder.
+    pub fn with_cache(self, cache: impl Into<PathBuf>) -> Self {
+        Self { cache: Cache::new(cache.into()), ..self }
+    }
+
     /// Sets whether to use only the cache, without network access.
     pub fn offline(self, offline: bool) -> Self {
         Self { offline, ..self }
+    }
+
+    /// Whether only the cache is used.
+    pub fn is_offline(&self) -> bool {
+        self.offline
     }
 
     /// Calls `progress` during each download.
