@@ -39,7 +39,8 @@ class SentenceTransformer(Reopened[_encodle.Embedder]):
         model's files and the modules after it (Dense, Normalize); required for a model without
         modules.json
     threads: the number of threads; by default the environment variable RAYON_NUM_THREADS, or the
-        number of CPUs that the process may use (affinity and cgroup limit)
+        number of CPUs that the process may use (affinity and cgroup limit). At most 4 per CPU; a
+        larger number is reduced, with a warning
     token_budget: the maximum number of tokens per batch
     trust_remote_code: accepted and not used: code from a model's repository is never run
 

@@ -7,7 +7,10 @@ use candle_core::Device;
 use encoder::{Hub, LongTexts, ModelFiles, PackedCache, Precision};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-use crate::{errors::error, pool::Pool};
+use crate::{
+    errors::{error, log_warning},
+    pool::Pool,
+};
 
 /// The files of a model: a folder, a weights file, or `org/name[@revision]` on the hub. The
 /// packed weights are cached in the folder of [`PackedCache::from_env`], if there is one.
@@ -54,22 +57,12 @@ pub fn load<M: Send + 'static>(
     threads: Option<usize>,
     from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
 ) -> PyResult<(Arc<M>, Pool)> {
-    let (precision, pool) = (self::precision(precision)?, Pool::new(threads)?);
+    let (precision, pool) = (self::precision(precision)?, Pool::new(py, threads)?);
     let loaded = pool.run(py, None, move |watch| {
         let part = || from_files(&open(&model)?, precision, &Device::Cpu).map_err(error);
         watch.compute(part).map_err(error)?
     })?;
     Ok((Arc::new(loaded), pool))
-}
-
-/// Logs a warning with the Python logger `encodle`.
-fn log_warning(warning: &str) {
-    // `None` if the interpreter is being shut down.
-    Python::try_attach(|py| {
-        let logger = py.import("logging").and_then(|m| m.call_method1("getLogger", ("encodle",)));
-        let logged = logger.and_then(|logger| logger.call_method1("warning", ("%s", warning)));
-        logged.map(drop).unwrap_or_else(|error| error.write_unraisable(py, None));
-    });
 }
 
 /// The value whose name is `got`, or an error that names the argument and lists the names.

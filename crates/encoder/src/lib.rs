@@ -61,6 +61,7 @@ mod models;
 mod pipelines;
 mod precision;
 mod text;
+mod threads;
 
 pub use block::{
     DecoderLayer, DisentangledConfig, EmbeddingsConfig, Encoder, EncoderConfig, EncoderLayer,
@@ -89,6 +90,7 @@ pub use precision::Precision;
 pub use text::{
     CharacterPositions, PackedBatch, Piece, Prompt, TextTokenizer, Tokens, TruncationSide,
 };
+pub use threads::threads;
 
 /// Compiles the Rust blocks of README.md and of the pages of docs/ about this crate. These files
 /// are not part of the published package, which is why the module exists in doctests only.
