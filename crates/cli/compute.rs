@@ -7,9 +7,6 @@ use encoder::{ModelFiles, PackedCache, Precision};
 
 use crate::{arguments::positive, messages};
 
-/// The maximum number of threads per CPU.
-const THREADS_PER_CPU: usize = 4;
-
 #[derive(Args)]
 pub struct Compute {
     #[command(flatten)]
@@ -93,10 +90,8 @@ impl Machine {
 
     /// Sets the number of threads of the process.
     pub fn start_threads(&self) -> Result<()> {
-        if let Some(threads) = self.threads() {
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
-        }
-        Ok(())
+        let threads = encoder::threads(self.threads, messages::print);
+        Ok(rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?)
     }
 
     /// The device of `--device`. For int8, which GPUs do not support, `auto` is the CPU. If `auto`
@@ -118,22 +113,6 @@ impl Machine {
                 }
             },
         }
-    }
-
-    /// The requested number of threads, at most [`THREADS_PER_CPU`] per CPU. More threads would
-    /// slow each other down, because idle threads spin.
-    fn threads(&self) -> Option<usize> {
-        let from_environment = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
-        let requested = self.threads.or_else(from_environment)?;
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let max = cpus * THREADS_PER_CPU;
-        if requested > max {
-            messages::print(&format!(
-                "using {max} threads instead of {requested}: the maximum is {THREADS_PER_CPU} per \
-                 CPU"
-            ));
-        }
-        Some(requested.min(max))
     }
 }
 

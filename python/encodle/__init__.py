@@ -6,7 +6,7 @@
 (1, 384)
 """
 
-from ._encodle import EncodleError
+from ._encodle import EncodleError, __version__
 from .attention import Attention, AttentionReader
 from .batch import BatchEmbedder
 from .classifiers import MaskFiller, QuestionAnswerer, TextClassifier, TokenClassifier
@@ -29,6 +29,7 @@ __all__ = [
     "SimilarityFunction",
     "TextClassifier",
     "TokenClassifier",
+    "__version__",
     "embed_file",
     "quantize_embeddings",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import os
 import sys
@@ -14,14 +15,17 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from . import _encodle
 from ._encodle import EncodleError
 from .types import Encode, ModelPrecision, Predict, Similarity
 
-Native = TypeVar("Native")
+logger = logging.getLogger("encodle")
 
 #: The name and the folder of the model that is part of the package.
 BUILTIN_NAME = "all-MiniLM-L6-v2"
-BUILTIN_MODEL = Path(__file__).parent / "model"
+BUILTIN_MODEL = Path(os.path.abspath(__file__)).parent / "model"
+#: Its name on the hub, where its weights are not rounded.
+BUILTIN_HUB_NAME = f"sentence-transformers/{BUILTIN_NAME}"
 
 
 #: Models on the hub whose names have no organisation; `model_path` does not add one to these names.
@@ -62,11 +66,14 @@ def model_path(
     model: str | os.PathLike[str] | None,
     revision: str | None = None,
     organization: str | None = None,
+    hub: Hub | None = None,
 ) -> str:
     """The folder or the file of a model as an absolute path, or its name on the hub; by default the
-    built-in model.
+    built-in model. In offline mode, the name of the built-in model on the hub means the built-in model
+    if the cache lacks it.
 
     organization: the organisation to put before a hub name without one
+    hub: the settings of the hub; by default those of the environment
 
     Raises ValueError for a `revision` of a model that is not on the hub, or of a name that already
     has a revision.
@@ -90,17 +97,33 @@ def model_path(
     is_short = name and "/" not in name and os.sep not in name
     if organization and is_short and name.lower() not in NAMES_WITHOUT_ORGANIZATION:
         path = f"{organization}/{path}"
+    if path == BUILTIN_HUB_NAME and revision is None:
+        if _encodle.is_missing_offline(hub.source(path) if hub else path):
+            logger.warning(
+                "model %s is not in the cache: using the model of the package, whose weights are "
+                "rounded to f16",
+                path,
+            )
+            return str(BUILTIN_MODEL)
+        # Processes that get this path, such as workers of a cluster, do not choose again.
+        revision = "main"
     return path if revision is None else f"{path}@{revision}"
 
 
-def embedding_model(model: str | os.PathLike[str] | None, revision: str | None = None) -> str | None:
-    """`model_path` of a sentence embedding model, and None for the built-in model.
+def portable(path: str) -> str | None:
+    """The result of `model_path`, and None for the built-in model.
 
-    The result is pickled and written to files, and the folder of the built-in model differs between
+    Paths are pickled and written to files, and the folder of the built-in model differs between
     machines.
     """
-    path = model_path(model, revision, "sentence-transformers")
     return None if path == str(BUILTIN_MODEL) else path
+
+
+def embedding_model(
+    model: str | os.PathLike[str] | None, revision: str | None = None, hub: Hub | None = None
+) -> str | None:
+    """The `portable` path of a sentence embedding model."""
+    return portable(model_path(model, revision, "sentence-transformers", hub))
 
 
 @dataclass(frozen=True)
@@ -394,18 +417,6 @@ def similarity_method(method: Callable[..., Any]) -> Similarity:
 def predict_method(method: Callable[..., Any]) -> Predict:
     """Decorator: the method has the overloads of `Predict`, and accepts `sentences` for `inputs`."""
     return cast(Predict, _accepts_sentences(method))
-
-
-def open_native(
-    native: Callable[[str, str, int | None], Native],
-    model: str | os.PathLike[str] | None,
-    revision: str | None,
-    precision: str,
-    threads: int | None,
-) -> Native:
-    """A native pipeline with the arguments that the pipelines share."""
-    check_positive(threads=threads)
-    return native(model_path(model, revision), precision, threads)
 
 
 class Conversion:

@@ -29,9 +29,13 @@ __all__ = [
     "QuestionAnswerer",
     "TextClassifier",
     "TokenClassifier",
+    "__version__",
     "attention_picture",
     "embed_file",
+    "is_missing_offline",
 ]
+
+__version__: str
 
 class EncodleError(Exception): ...
 
@@ -148,3 +152,4 @@ def embed_file(
     on_skipped: Callable[[str], None],
     progress: _Progress,
 ) -> tuple[int, int, int, list[str], list[str]]: ...
+def is_missing_offline(source: _Source) -> bool: ...

@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _arguments
+from ._pipeline import Native, Reopened
 
-Self = TypeVar("Self", bound="Model")
+Self = TypeVar("Self", bound="Model[Any]")
 
 #: The attributes that are not properties.
 _ATTRIBUTES = ("prompts", "default_prompt_name", "model_card_data")
@@ -72,7 +73,7 @@ class ModelCardData:
         self.metrics[evaluator] = dict(metrics)
 
 
-class Model:
+class Model(Reopened[Native]):
     """The attributes and methods that both classes have."""
 
     prompts: dict[str, str]
@@ -81,18 +82,13 @@ class Model:
     _native: Any
     _hub: _arguments.Hub
 
-    def _open(self) -> Any:
-        """The native model."""
-        raise NotImplementedError
-
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_native": None, "_hub": self._hub.without_token()}
+        state = {**super().__getstate__(), "_hub": self._hub.without_token()}
         return {**state, "max_seq_length": self.max_seq_length}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         max_seq_length = state.pop("max_seq_length")
-        self.__dict__.update(state)
-        self._native = self._open()
+        super().__setstate__(state)
         self.max_seq_length = max_seq_length
 
     @property

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from . import _arguments, _encodle
+from ._pipeline import Pipeline
 from .types import ModelPrecision
 
 
@@ -57,16 +58,18 @@ class Attention:
         return self.svg()
 
 
-class AttentionReader:
+class AttentionReader(Pipeline[_encodle.AttentionReader]):
     """A model that returns the attention weights of texts.
 
     model: see `SentenceTransformer`; also decoders and encoder-decoders
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
 
     >>> attention = AttentionReader().attentions("I love AI")[0]
     >>> attention.queries, attention.weights.shape
     (['[CLS]', 'i', 'love', 'ai', '[SEP]'], (6, 12, 5, 5))
     """
+
+    _native_class = _encodle.AttentionReader
 
     def __init__(
         self,
@@ -75,9 +78,15 @@ class AttentionReader:
         revision: str | None = None,
         precision: ModelPrecision = "f32",
         threads: int | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
-        native = _encodle.AttentionReader
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+        super().__init__(
+            _arguments.BUILTIN_MODEL if model is None else model,
+            revision=revision,
+            precision=precision,
+            threads=threads,
+            trust_remote_code=trust_remote_code,
+        )
 
     def attentions(self, text: str, second: str | None = None) -> list[Attention]:
         """The weights of all layers and heads.

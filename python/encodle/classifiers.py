@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import overload
 
 from . import _arguments, _encodle
-from .types import Aggregation, Answers, Classification, Entity, ModelPrecision, Span, Texts, Token
+from ._pipeline import Pipeline
+from .types import Aggregation, Answers, Classification, Entity, Span, Texts, Token
 
 
 def _span(span: tuple[float, str, int, int]) -> Span:
@@ -14,23 +14,14 @@ def _span(span: tuple[float, str, int, int]) -> Span:
     return {"score": score, "text": text, "start": start, "end": end}
 
 
-class TextClassifier:
+class TextClassifier(Pipeline[_encodle.TextClassifier]):
     """A text classification model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.TextClassifier
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.TextClassifier
 
     @property
     def labels(self) -> list[str]:
@@ -65,23 +56,14 @@ class TextClassifier:
         return results[0] if single else results
 
 
-class TokenClassifier:
+class TokenClassifier(Pipeline[_encodle.TokenClassifier]):
     """A token classification model, for example for named entities.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.TokenClassifier
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.TokenClassifier
 
     @property
     def labels(self) -> list[str]:
@@ -112,23 +94,14 @@ class TokenClassifier:
         return results[0] if single else results
 
 
-class QuestionAnswerer:
+class QuestionAnswerer(Pipeline[_encodle.QuestionAnswerer]):
     """An extractive question answering model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.QuestionAnswerer
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.QuestionAnswerer
 
     @overload
     def answer(  # type: ignore[overload-overlap] # see Texts
@@ -152,23 +125,14 @@ class QuestionAnswerer:
         return results[0] if single else results
 
 
-class MaskFiller:
+class MaskFiller(Pipeline[_encodle.MaskFiller]):
     """A masked language model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
-    precision, threads: see `SentenceTransformer`
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        precision: ModelPrecision = "f32",
-        threads: int | None = None,
-    ) -> None:
-        native = _encodle.MaskFiller
-        self._native = _arguments.open_native(native, model, revision, precision, threads)
+    _native_class = _encodle.MaskFiller
 
     @overload
     def fill_mask(  # type: ignore[overload-overlap] # see Texts

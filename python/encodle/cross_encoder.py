@@ -15,11 +15,11 @@ from ._model import Model, ModelCardData
 from .types import Activation, ModelPrecision, Pair, Pairs, Ranked
 
 
-class CrossEncoder(Model):
+class CrossEncoder(Model[_encodle.TextClassifier]):
     """A model that scores pairs of texts.
 
     The interface is that of `sentence_transformers.CrossEncoder`. A model can be pickled; unpickling
-    opens it again.
+    opens it again. A copy shares the weights.
 
     model_name_or_path: a folder, a weights file, or `org/name[@revision]` on the Hugging Face
         hub; a name without `org` means a model of the organisation `cross-encoder`
@@ -27,7 +27,7 @@ class CrossEncoder(Model):
     max_length: the maximum number of tokens of a pair; by default that of the model
     activation_fn: the attribute `activation_fn`
     precision, prompts, default_prompt_name, threads, backend, model_kwargs, cache_folder, token,
-        local_files_only, model_card_data: see `SentenceTransformer`
+        local_files_only, model_card_data, trust_remote_code: see `SentenceTransformer`
     """
 
     _native: _encodle.TextClassifier
@@ -51,12 +51,13 @@ class CrossEncoder(Model):
         token: str | bool | None = None,
         local_files_only: bool = False,
         model_card_data: Any = None,
+        trust_remote_code: bool = False,
     ) -> None:
         _arguments.check_device(device)
         _arguments.check_positive(threads=threads, num_labels=num_labels, max_length=max_length)
         precision = _arguments.model_precision(precision, backend, model_kwargs)
-        self._path = _arguments.model_path(model_name_or_path, revision, "cross-encoder")
         self._hub = _arguments.Hub(cache_folder, token, local_files_only)
+        self._path = _arguments.model_path(model_name_or_path, revision, "cross-encoder", self._hub)
         self._settings = (precision, threads)
         with _arguments.explained(model_name_or_path, self._path):
             self._native = self._open()

@@ -21,7 +21,7 @@ from .types import LongTexts, ModelPrecision, Precision, Texts
 _FEATURES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class SentenceTransformer(Model):
+class SentenceTransformer(Model[_encodle.Embedder]):
     """A sentence embedding model.
 
     The interface is that of `sentence_transformers.SentenceTransformer`.
@@ -42,20 +42,24 @@ class SentenceTransformer(Model):
         model's files and the modules after it (Dense, Normalize); required for a model without
         modules.json
     threads: the number of threads; by default the environment variable RAYON_NUM_THREADS, or the
-        number of CPUs that the process may use (affinity and cgroup limit)
+        number of CPUs that the process may use (affinity and cgroup limit). At most 4 per CPU; a
+        larger number is reduced, with a warning
     token_budget: the maximum number of tokens per batch
     backend: "torch"; other values raise ValueError
     model_kwargs: the settings `dtype` and `torch_dtype` (float32, float16, bfloat16), which replace
         `precision`; settings that cannot change the result, such as `attn_implementation`, are
         ignored; others raise ValueError
-    cache_folder: the folder of the models of the hub, instead of that of `huggingface_hub`
+    cache_folder: the folder of the models of the hub, instead of that of the environment variable
+        SENTENCE_TRANSFORMERS_HOME or of `huggingface_hub`
     token: the access token for the hub; False for none; True and None for the one of the environment
     local_files_only: do not use the network
     model_card_data: an object for the evaluators of sentence-transformers; by default a
         `ModelCardData`
+    trust_remote_code: accepted and not used: code from a model's repository is never run
 
     A model is safe to use from many threads. It computes on threads that a fork does not copy: in a
-    forked process it raises EncodleError. A model can be pickled; unpickling opens it again.
+    forked process it raises EncodleError. A model can be pickled; unpickling opens it again. A copy
+    shares the weights.
 
     >>> model = SentenceTransformer()
     >>> vectors = model.encode(["A man is eating food.", "A man eats."])
@@ -89,13 +93,14 @@ class SentenceTransformer(Model):
         token: str | bool | None = None,
         local_files_only: bool = False,
         model_card_data: Any = None,
+        trust_remote_code: bool = False,
     ) -> None:
         _arguments.check_device(device)
         precision = _arguments.model_precision(precision, backend, model_kwargs)
         _arguments.check_positive(threads=threads, token_budget=token_budget)
         modes = _arguments.pooling_modes(pooling)
-        self._name = _arguments.embedding_model(model_name_or_path, revision)
         self._hub = _arguments.Hub(cache_folder, token, local_files_only)
+        self._name = _arguments.embedding_model(model_name_or_path, revision, self._hub)
         self._settings = (precision, modes, token_budget, threads)
         with _arguments.explained(model_name_or_path, self._name):
             self._native = self._open()

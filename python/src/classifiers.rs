@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::{
     errors::error,
     model::{self, Source, load},
-    pool::{Pool, Watch},
+    pool::Pool,
     texts::Texts,
 };
 

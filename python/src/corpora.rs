@@ -72,7 +72,7 @@ pub fn embed_file(
     }
     let long_texts = model::long_texts(long_texts)?;
     let model = embedder.embedder.clone();
-    let pool = embedder.pool.separate()?;
+    let pool = embedder.pool.separate(py)?;
     RUNS.lock().unwrap_or_else(PoisonError::into_inner).push((path.clone(), Arc::downgrade(&stop)));
     // If this function returns early, as for KeyboardInterrupt, the guard sets `stop`, which ends
     // the run. `EmbedRun` does not read `Watch::stop`.

@@ -71,7 +71,7 @@ impl Embedder {
         token_budget: Option<usize>,
         threads: Option<usize>,
     ) -> PyResult<Self> {
-        let (precision, pool) = (model::precision(precision)?, Pool::new(threads)?);
+        let (precision, pool) = (model::precision(precision)?, Pool::new(py, threads)?);
         let embedder = pool.run(py, None, move |watch| {
             let part = || load(&model::open(&model)?, precision, &pooling, token_budget);
             watch.compute(part).map_err(error)?

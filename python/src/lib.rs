@@ -31,5 +31,10 @@ mod _encodle {
         corpora::embed_file,
         embedder::Embedder,
         errors::EncodleError,
+        model::is_missing_offline,
     };
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }

@@ -2,6 +2,7 @@
 //! `precision`.
 
 use std::{
+    env,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -10,7 +11,10 @@ use candle_core::Device;
 use encoder::{Hub, LongTexts, ModelFiles, PackedCache, Precision};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-use crate::{errors::error, pool::Pool};
+use crate::{
+    errors::{error, log_warning},
+    pool::Pool,
+};
 
 /// A model: a folder, a weights file, or `org/name[@revision]` on the hub; alone, or with settings
 /// of the hub that replace those of the environment.
@@ -29,7 +33,7 @@ impl From<String> for Source {
 
 impl Source {
     fn hub(&self) -> encoder::Result<Hub> {
-        let mut hub = Hub::from_env()?;
+        let mut hub = hub()?;
         if let Self::WithHub(_, cache, token, offline) = self {
             hub = match cache {
                 Some(cache) => hub.with_cache(cache),
@@ -64,6 +68,29 @@ pub fn open(source: &Source) -> PyResult<ModelFiles> {
     Ok(files.map_err(error)?.with_packed_cache(cache))
 }
 
+/// The hub that the environment variables describe. As in sentence-transformers,
+/// `SENTENCE_TRANSFORMERS_HOME` is the folder of its cache.
+fn hub() -> encoder::Result<Hub> {
+    let hub = Hub::from_env()?;
+    let cache = env::var_os("SENTENCE_TRANSFORMERS_HOME").filter(|cache| !cache.is_empty());
+    Ok(match cache {
+        Some(cache) => hub.with_cache(cache),
+        None => hub,
+    })
+}
+
+/// Whether a model of the hub cannot be opened because of the offline mode: the cache lacks it.
+#[pyfunction]
+pub fn is_missing_offline(source: Source) -> PyResult<bool> {
+    let (Source::Model(model) | Source::WithHub(model, ..)) = &source;
+    let hub = source.hub().map_err(error)?;
+    if !hub.is_offline() {
+        return Ok(false);
+    }
+    let config = hub.model(model).and_then(|files| files.need("config.json", "a model").map(drop));
+    Ok(matches!(config, Err(encoder::Error::Offline { .. })))
+}
+
 /// Loads a pipeline on a pool.
 pub fn load<M: Send + 'static>(
     py: Python<'_>,
@@ -73,22 +100,12 @@ pub fn load<M: Send + 'static>(
     from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
 ) -> PyResult<(Arc<M>, Pool)> {
     let (source, precision, pool) =
-        (source.into(), self::precision(precision)?, Pool::new(threads)?);
+        (source.into(), self::precision(precision)?, Pool::new(py, threads)?);
     let loaded = pool.run(py, None, move |watch| {
         let part = || from_files(&open(&source)?, precision, &Device::Cpu).map_err(error);
         watch.compute(part).map_err(error)?
     })?;
     Ok((Arc::new(loaded), pool))
-}
-
-/// Logs a warning with the Python logger `encodle`.
-fn log_warning(warning: &str) {
-    // `None` if the interpreter is being shut down.
-    Python::try_attach(|py| {
-        let logger = py.import("logging").and_then(|m| m.call_method1("getLogger", ("encodle",)));
-        let logged = logger.and_then(|logger| logger.call_method1("warning", ("%s", warning)));
-        logged.map(drop).unwrap_or_else(|error| error.write_unraisable(py, None));
-    });
 }
 
 /// The value whose name is `got`, or an error that names the argument and lists the names.

@@ -19,7 +19,7 @@ use std::{
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::errors::error;
+use crate::errors::{error, log_warning};
 
 /// The time between two checks for signals while a computation runs.
 pub const SIGNAL_CHECK: Duration = Duration::from_millis(50);
@@ -62,24 +62,25 @@ impl Watch {
 }
 
 impl Pool {
-    /// The pool with this number of threads. The default is `RAYON_NUM_THREADS`, or else the number
-    /// of CPUs that the process may use by its affinity and its cgroup.
+    /// The pool with [`encoder::threads`] threads.
     ///
     /// # Errors
     /// In a process that was forked after the first pool was requested, and if the threads cannot be
     /// created.
-    pub fn new(threads: Option<usize>) -> PyResult<Self> {
+    pub fn new(py: Python<'_>, threads: Option<usize>) -> PyResult<Self> {
         check_process()?;
         // Before the lock, because a fork copies a lock that another thread holds.
         OWNER.store(process::id(), Ordering::Relaxed);
-        let threads = threads.unwrap_or_else(default_threads);
-        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pool) = pools.get(&threads) {
-            return Ok(Self(pool.clone()));
-        }
-        let pool = Self::build(threads)?;
-        pools.insert(threads, pool.0.clone());
-        Ok(pool)
+        let threads = encoder::threads(threads, log_warning);
+        py.detach(|| {
+            let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(pool) = pools.get(&threads) {
+                return Ok(Self(pool.clone()));
+            }
+            let pool = Self::build(threads)?;
+            pools.insert(threads, pool.0.clone());
+            Ok(pool)
+        })
     }
 
     fn build(threads: usize) -> PyResult<Self> {
@@ -89,9 +90,15 @@ impl Pool {
     }
 
     /// A new pool with the same number of threads, for a computation that has only one long part.
-    pub fn separate(&self) -> PyResult<Self> {
+    /// Tasks that the computation gives to threads of its own run on rayon's global pool, with the
+    /// default number of threads.
+    pub fn separate(&self, py: Python<'_>) -> PyResult<Self> {
         check_process()?;
-        Self::build(self.threads())
+        py.detach(|| {
+            let global = ThreadPoolBuilder::new().num_threads(encoder::threads(None, |_| ()));
+            global.build_global().ok(); // fails if an earlier call has built the pool
+            Self::build(self.threads())
+        })
     }
 
     pub fn threads(&self) -> usize {
@@ -158,13 +165,4 @@ fn check_process() -> PyResult<()> {
          and a fork does not copy threads: expected a new process; use the start method \"spawn\" or \
          \"forkserver\" of multiprocessing, or load models only after the fork"
     )))
-}
-
-fn default_threads() -> usize {
-    let from_environment = std::env::var("RAYON_NUM_THREADS").ok();
-    let from_environment = from_environment.and_then(|threads| threads.parse().ok());
-    match from_environment.filter(|&threads| threads > 0) {
-        Some(threads) => threads,
-        None => thread::available_parallelism().map_or(1, usize::from),
-    }
 }

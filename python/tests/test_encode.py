@@ -249,6 +249,68 @@ print(encodle.BatchEmbedder("all-MiniLM-L6-v2").model)
     assert models == ["sentence-transformers/all-mpnet-base-v2", "None"]
 
 
+def cached(cache, name, folder):
+    """Puts a folder into a cache of models of the hub."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    in_cache = cache / f"models--{name.replace('/', '--')}"
+    for below in ("refs", "snapshots"):
+        (in_cache / below).mkdir(parents=True)
+    (in_cache / "refs/main").write_text(commit)
+    (in_cache / "snapshots" / commit).symlink_to(folder)
+
+
+def test_the_cache_of_sentence_transformers_is_used(model, tmp_path, monkeypatch):
+    cached(tmp_path / "of_st", "org/encoder", MINILM)
+    cached(tmp_path / "of_st", "org/ranker", GOLDEN / "heads/score")
+    cached(tmp_path / "of_st", "org/classifier", GOLDEN / "heads/sequence")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "of_hub"))
+    monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", str(tmp_path / "of_st"))
+    encoder = encodle.SentenceTransformer("org/encoder")
+    for opened in (encoder, pickle.loads(pickle.dumps(encoder))):
+        assert (opened.encode("a") == model.encode("a")).all()
+    ranker = encodle.CrossEncoder("org/ranker")
+    assert ranker.num_labels == pickle.loads(pickle.dumps(ranker)).num_labels == 1
+    assert encodle.BatchEmbedder("org/encoder").dimension == 384
+    assert len(encodle.TextClassifier("org/classifier").labels) == 3
+    for empty in ("", None):
+        if empty is None:
+            monkeypatch.delenv("SENTENCE_TRANSFORMERS_HOME")
+        else:
+            monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", empty)
+        with pytest.raises(encodle.EncodleError, match="of_hub"):
+            encodle.SentenceTransformer("org/encoder")
+
+
+def test_offline_the_name_on_the_hub_means_the_built_in_model(model, tmp_path, monkeypatch, caplog):
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(encodle.EncodleError, match="cannot be fetched"):
+        encodle.SentenceTransformer(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    opened = encodle.SentenceTransformer(name)
+    assert caplog.messages == [
+        f"model {name} is not in the cache: using the model of the package, whose weights are "
+        "rounded to f16"
+    ]
+    assert (opened.encode("a") == model.encode("a")).all()
+    assert encodle.BatchEmbedder(name).model is None
+    assert encodle.AttentionReader(name).attentions("a")
+    with pytest.raises(encodle.EncodleError, match="is not in the cache"):
+        encodle.SentenceTransformer(name, revision="main")
+    folder = shutil.copytree(MINILM, tmp_path / "copy")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7, "do_lower_case": false}')
+    cached(tmp_path, name, folder)
+    of_cache, embedder = encodle.SentenceTransformer(name), encodle.BatchEmbedder(name)
+    assert of_cache.max_seq_length == 7
+    # Another process does not choose again.
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    for reopen in (lambda: pickle.loads(pickle.dumps(of_cache)), lambda: embedder.dimension):
+        with pytest.raises(encodle.EncodleError, match="is not in the cache"):
+            reopen()
+
+
 def test_precisions_of_the_model_are_close_to_f32(model):
     for precision, minimum in [("bf16", 0.9999), ("int8", 0.998)]:
         other = encodle.SentenceTransformer(precision=precision)

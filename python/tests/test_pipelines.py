@@ -1,6 +1,8 @@
 """Pipelines with a head, cross-encoders and attention weights against golden files."""
 
+import copy
 import json
+import multiprocessing
 import pickle
 import shutil
 
@@ -10,6 +12,7 @@ import pytest
 from conftest import GOLDEN, assert_close, golden
 
 import encodle
+from encodle._arguments import BUILTIN_MODEL
 
 HEADS = GOLDEN / "heads"
 LONG = "dead beef " * 9
@@ -222,3 +225,62 @@ def test_the_picture_shows_the_chosen_head():
         attention.svg(head="last")
     with pytest.raises(ValueError, match="layer is -1"):
         attention.svg(layer=-1)
+
+
+#: A class, its model, and a method with its arguments.
+METHODS = [
+    (encodle.CrossEncoder, HEADS / "score", "predict", [("bad cab", "a cab")]),
+    (encodle.TextClassifier, HEADS / "sequence", "classify", ["a bad cab"]),
+    (encodle.TokenClassifier, HEADS / "tagger", "tag", ["Abba (cab)"]),
+    (encodle.QuestionAnswerer, HEADS / "answer", "answer", ["bad?", "a cab fed"]),
+    (encodle.MaskFiller, HEADS / "masked_lm", "fill_mask", ["a [MASK] cab"]),
+    (encodle.AttentionReader, None, "attentions", ["I love AI"]),
+    (encodle.SentenceTransformer, None, "encode", ["I love AI"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "name", "arguments"), METHODS)
+def test_a_pickled_or_copied_model_gives_equal_results(kind, path, name, arguments):
+    model = kind(path, precision="bf16", threads=1)
+
+    def result(model):
+        return _as_lists(getattr(model, name)(*arguments))
+
+    expected = result(model)
+    assert result(kind(path)) != expected  # the precision is a part of the state
+    for copied in (pickle.loads(pickle.dumps(model)), copy.copy(model), copy.deepcopy(model)):
+        assert type(copied) is kind and copied is not model
+        assert result(copied) == expected
+    data = pickle.dumps(model)
+    assert str(BUILTIN_MODEL).encode() not in data, "the folder differs between machines"
+
+
+def test_copies_share_the_weights_and_have_settings_of_their_own():
+    model = encodle.SentenceTransformer(prompts={"query": "Q: "})
+    shallow, deep = copy.copy(model), copy.deepcopy(model)
+    assert shallow._native is model._native and deep._native is model._native
+    deep.prompts["query"], deep.max_seq_length = "R: ", 7
+    assert (model.prompts["query"], model.max_seq_length) == ("Q: ", 256)
+
+
+def test_models_are_sent_to_spawned_processes():
+    models = [(kind(path), name, arguments) for kind, path, name, arguments in METHODS]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        for model, name, arguments in models:
+            method = getattr(model, name)
+            assert _as_lists(pool.apply(method, arguments)) == _as_lists(method(*arguments))
+
+
+def _as_lists(result):
+    """The result with lists instead of arrays, for comparison by `==`."""
+    if isinstance(result, (np.ndarray, np.generic)):
+        return result.tolist()
+    if isinstance(result, list):
+        return [_as_lists(element) for element in result]
+    return (result.queries, result.weights.tolist()) if hasattr(result, "weights") else result
+
+
+@pytest.mark.parametrize(("kind", "path"), [method[:2] for method in METHODS])
+def test_trust_remote_code_is_accepted(kind, path):
+    for value in (True, False):
+        assert kind(path, trust_remote_code=value)

@@ -245,6 +245,48 @@ holder.itself = holder
 """
     # `meta_path` is None once nothing can be imported.
     assert run(code).splitlines() == ["(384,) (1,) None"]
+def number_of_cpus() -> int:
+    code = "import encodle; print(encodle.SentenceTransformer().threads)"
+    return int(run(code, RAYON_NUM_THREADS=""))
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_threads_are_limited_to_4_per_cpu(by, tmp_path):
+    (tmp_path / "texts.txt").write_text("a text\n" * 9)
+    argument = "threads=20_000" if by == "argument" else ""
+    code = f"""
+import logging, os, sys, encodle
+logging.basicConfig(stream=sys.stdout, format="%(name)s %(message)s")
+model = encodle.SentenceTransformer({argument})
+encodle.embed_file("{tmp_path}/texts.txt", "{tmp_path}/vectors.npy", model=model)
+tasks = "/proc/self/task"
+print(model.threads, len(os.listdir(tasks)) if os.path.exists(tasks) else 0)
+"""
+    variable = "20000" if by == "environment" else ""
+    warning, numbers = run(code, RAYON_NUM_THREADS=variable).splitlines()
+    most = 4 * number_of_cpus()
+    assert warning == f"encodle using {most} threads instead of 20000: the maximum is 4 per CPU"
+    threads, all_threads = map(int, numbers.split())
+    # All: the pool of the model, that of the run, rayon's global pool, and a few others.
+    assert threads == most and all_threads < 3 * most + 10
+
+
+def test_threads_beyond_the_number_of_cpus_cost_no_cpu_time():
+    def cpu_time(threads: int) -> float:
+        return float(run(f"""
+import time, encodle
+model = encodle.SentenceTransformer(threads={threads})
+times = []
+for _ in range(6):
+    start = time.process_time()
+    model.encode(["word by word"] * 300)
+    times.append(time.process_time() - start)
+print(min(times))
+"""))
+
+    cpus = number_of_cpus()
+    few, many = cpu_time(cpus), cpu_time(4 * cpus)
+    assert many < 1.3 * few, (few, many)  # 1.6 with workers that spin without a CPU
 
 
 def test_the_package_works_offline_in_another_folder(tmp_path):

@@ -505,7 +505,7 @@ class TestMetrics:
         assert grown[MINILM] == [1, 1, 1, 3]
 
     @pytest.mark.parametrize("body, model, status", [
-        ({"inputs": "a " * 600}, MINILM, 413),
+        ({"inputs": "a " * 600, "truncate": False}, MINILM, 413),
         ({"inputs": "a", "model": "tagger"}, "tagger", 424),
         ({"inputs": "a", "model": "nope"}, "", 404),
         ({"inputs": 5}, "", 422),

@@ -219,7 +219,6 @@ def test_a_host_that_cannot_be_resolved_is_named():
 @pytest.mark.parametrize("change, param", [
     ({"model": "nope"}, "model"),
     ({"model": 5}, "model"),
-    ({"model": None}, "model"),
     ({"model": "tagger"}, "model"),  # has another task
     ({"input": ...}, "input"),
     ({"input": []}, "input"),

@@ -61,6 +61,7 @@ mod models;
 mod pipelines;
 mod precision;
 mod text;
+mod threads;
 
 pub use block::{
     DecoderLayer, DisentangledConfig, EmbeddingsConfig, Encoder, EncoderConfig, EncoderLayer,
@@ -90,6 +91,7 @@ pub use text::{
     CharacterPositions, PackedBatch, Piece, Prompt, TextTokenizer, TextWindows, Tokens,
     TruncationSide,
 };
+pub use threads::threads;
 
 /// Compiles the Rust blocks of README.md and of the pages of docs/ about this crate. These files
 /// are not part of the published package, which is why the module exists in doctests only.

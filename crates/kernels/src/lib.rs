@@ -39,7 +39,7 @@
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
 //! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
-//! | `parallel` | | parallel loops with low start-up latency |
+//! | `parallel` | [`max_threads`] | parallel loops with low start-up latency |
 //! | `simd` | | one vector type per instruction set |
 //! | `buffer` | [`zeros`], [`SharedBytes`] | aligned, shared and reusable memory |
 //! | `compute_type`, `isa` | [`ComputeType`], [`Isa`] | number formats, detected instruction sets |
@@ -82,6 +82,7 @@ pub use gemm::{
 };
 pub use isa::{Isa, IsaError};
 pub use norm::{add, add_layer_norm};
+pub use parallel::max_threads;
 pub use peak::peak;
 pub use pool::mean_pool;
 pub use rotary::{rotate_bf16, rotate_f32};

@@ -4,6 +4,9 @@
 //! workers go to sleep in these gaps, and waking one takes longer than the gap. Here, workers that
 //! finish a loop spin for up to 200 µs waiting for the next one ([`SPIN`]), then return to rayon.
 //! After 2 ms ([`MAX_STAY`]) they return in any case, so that other rayon tasks are not starved.
+//!
+//! A loop uses at most one thread per CPU ([`max_threads`]): a spinning worker without a CPU of its
+//! own would take the time of a thread that computes.
 
 use std::{
     any::Any,
@@ -11,10 +14,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr::null_mut,
     sync::{
-        Mutex, PoisonError,
+        LazyLock, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*},
     },
-    thread::yield_now,
+    thread::{available_parallelism, yield_now},
     time::{Duration, Instant},
 };
 
@@ -29,6 +32,11 @@ const MAX_STAY: Duration = Duration::from_millis(2);
 static SLOTS: [JobSlot; 8] = [const { JobSlot::new() }; 8];
 /// Workers of all pools that run [`work_on_jobs`] or are queued in rayon to do so.
 static WORKERS: AtomicUsize = AtomicUsize::new(0);
+/// The number of CPUs that the process may use. Tests run loops on more threads than CPUs.
+static CPUS: LazyLock<usize> = LazyLock::new(|| match available_parallelism() {
+    Ok(cpus) if !cfg!(test) => cpus.get(),
+    _ => usize::MAX,
+});
 
 #[repr(align(128))] // CPUs prefetch cache lines in pairs
 struct JobSlot {
@@ -51,11 +59,24 @@ struct Job<'a> {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Calls `body(i)` for each `i < len`, in any order, on this thread and on idle rayon workers. The
-/// number of threads is at most that of the current pool. If a call panics, the panic is propagated
-/// after the other threads have finished the loop.
+/// The maximum number of threads of a parallel loop: the number of threads of the current rayon pool,
+/// at most one per CPU that the process may use.
+///
+/// # Examples
+/// ```
+/// let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+/// assert_eq!(pool.install(mha_kernels::max_threads), 1);
+/// # Ok::<(), rayon::ThreadPoolBuildError>(())
+/// ```
+pub fn max_threads() -> usize {
+    rayon::current_num_threads().min(*CPUS)
+}
+
+/// Calls `body(i)` for each `i < len`, in any order, on this thread and on idle rayon workers, on at
+/// most [`max_threads`]. If a call panics, the panic is propagated after the other threads have
+/// finished the loop.
 pub(crate) fn parallel_for(len: usize, body: impl Fn(usize) + Sync) {
-    let threads = rayon::current_num_threads();
+    let threads = max_threads();
     let worth_sharing = threads.min(len) > 1 && u32::try_from(len).is_ok();
     let take = |slot: &&JobSlot| !slot.taken.load(Relaxed) && !slot.taken.swap(true, Acquire);
     let Some(slot) = SLOTS.iter().filter(|_| worth_sharing).find(take) else {
@@ -129,7 +150,7 @@ fn work_on_jobs() {
     // `parallel_for` are sequentially consistent: either the caller sees the lower count and queues
     // a worker, or this thread sees the job.
     let has_job = |slot: &JobSlot| !slot.job.load(SeqCst).is_null();
-    if SLOTS.iter().any(has_job) && add_worker(rayon::current_num_threads().saturating_sub(1)) {
+    if SLOTS.iter().any(has_job) && add_worker(max_threads().saturating_sub(1)) {
         rayon::spawn(work_on_jobs);
     }
 }

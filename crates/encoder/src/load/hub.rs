@@ -207,6 +207,11 @@ impl Hub {
         Self { offline, ..self }
     }
 
+    /// Whether only the cache is used.
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
     /// Calls `progress` during each download.
     pub fn with_progress(
         self,

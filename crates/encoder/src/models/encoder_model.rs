@@ -318,7 +318,7 @@ impl EncoderModel {
         // All work runs in the rayon pool, so that concurrent callers share the threads of the pool
         // and do not add threads.
         rayon::scope(|_| {
-            let parts = batch.parts(TOKENS_PER_THREAD * rayon::current_num_threads());
+            let parts = batch.parts(TOKENS_PER_THREAD * mha::ops::max_threads());
             let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
             Ok(Tensor::cat(&hidden, 0)?)
         })

@@ -47,7 +47,7 @@ pub use cuda_graph::{CudaGraphCache, keep_freed_memory};
 pub use embed::{Table, embed};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
-pub use mha_kernels::{Isa, SharedBytes, release_freed_memory, zeros};
+pub use mha_kernels::{Isa, SharedBytes, max_threads, release_freed_memory, zeros};
 pub use packed_weights::{PackedArray, PackedWeights, skips_data};
 pub use pool::{l2_normalize, mean_pool};
 pub(crate) use rotary::{rotate_in_place, table_fits};
