@@ -181,11 +181,13 @@ impl Request {
 }
 
 /// Requests in the order in which they are served. When a part of a request is taken for a batch,
-/// the request moves to the end of the queue, so that a request of many texts and requests of few
-/// texts advance together.
+/// the request moves to the end of the queue, behind the requests that arrive while the batch is
+/// computed, so that a request of many texts and requests of few texts advance together.
 #[derive(Default)]
 pub struct Queue {
     requests: VecDeque<Request>,
+    /// The requests that the last batch has served in part. They follow `requests`.
+    served: VecDeque<Request>,
     /// Number of tokens that wait.
     tokens: usize,
 }
@@ -216,7 +218,12 @@ impl Queue {
 
     /// Number of requests that wait.
     pub fn len(&self) -> usize {
-        self.requests.len()
+        self.requests.len() + self.served.len()
+    }
+
+    /// All requests that wait.
+    fn waiting(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter().chain(&self.served)
     }
 
     /// Number of tokens that wait.
@@ -226,12 +233,12 @@ impl Queue {
 
     /// When the oldest request arrived, if there is one.
     pub fn oldest(&self) -> Option<Instant> {
-        self.requests.iter().map(|request| request.since).min()
+        self.waiting().map(|request| request.since).min()
     }
 
     /// Whether a [`Call`] waits.
     pub fn has_call(&self) -> bool {
-        self.requests.iter().any(|request| matches!(request.work, Work::Calls { .. }))
+        self.waiting().any(|request| matches!(request.work, Work::Calls { .. }))
     }
 
     /// For each request that somebody waits for: its speed key, and an estimate of how many of its
@@ -240,7 +247,7 @@ impl Queue {
     /// call, and at most all its tokens.
     pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (SpeedKey, usize)> + '_ {
         let of = move |request: &Request| request.tokens.min(tokens.max(request.next_tokens()));
-        let waiting = self.requests.iter().filter(|request| !request.is_done());
+        let waiting = self.waiting().filter(|request| !request.is_done());
         waiting.map(move |request| (request.speed_key(), of(request)))
     }
 
@@ -250,6 +257,7 @@ impl Queue {
     /// The batch has the key of the request at the front. Each pass over the queue takes one
     /// sequence from every request with this key.
     pub fn next(&mut self, budget: usize) -> Option<Batch> {
+        self.requests.append(&mut self.served);
         self.requests.retain(|request| {
             let done = request.is_done();
             self.tokens -= if done { request.tokens } else { 0 };
@@ -263,7 +271,7 @@ impl Queue {
                 first.tokens -= call.tokens;
                 self.tokens -= call.tokens;
                 if !calls.is_empty() {
-                    self.requests.push_back(first);
+                    self.served.push_back(first);
                 }
                 return Some(Batch::Call { model, call });
             }
@@ -297,7 +305,7 @@ impl Queue {
         target.map(|target| Batch::Sequences(target, batch))
     }
 
-    /// Moves the served requests behind the others. Removes requests without further sequences.
+    /// Moves the served requests to [`Self::served`]. Removes requests without further sequences.
     fn move_back(&mut self, served: &[bool]) {
         let all = std::mem::take(&mut self.requests).into_iter().zip(served);
         let (behind, front): (Vec<_>, Vec<_>) = all.partition(|(_, served)| **served);
@@ -305,8 +313,10 @@ impl Queue {
             Work::Sequences { items, .. } => !items.is_empty(),
             Work::Calls { .. } => true,
         };
-        let requests = front.into_iter().chain(behind).map(|(request, _)| request);
-        self.requests = requests.filter(waits).collect();
+        let waiting = |requests: Vec<(Request, _)>| {
+            requests.into_iter().map(|(request, _)| request).filter(waits).collect()
+        };
+        (self.requests, self.served) = (waiting(front), waiting(behind));
     }
 }
 
@@ -363,7 +373,7 @@ mod tests {
         let _huge = push(&mut queue, 0, 1, &[10; 100]);
         assert_eq!(next(&mut queue, 30), [(1, 0), (1, 1), (1, 2)]);
         let _small = push(&mut queue, 0, 2, &[10]);
-        assert_eq!(next(&mut queue, 30), [(1, 3), (2, 0), (1, 4)]);
+        assert_eq!(next(&mut queue, 30), [(2, 0), (1, 3), (1, 4)]);
         assert_eq!((queue.len(), queue.tokens()), (1, 950));
     }
 
@@ -376,6 +386,18 @@ mod tests {
         assert_eq!(next(&mut queue, 20), [(2, 1), (3, 1)]);
         assert!(next(&mut queue, 20).is_empty());
         assert_eq!((queue.len(), queue.tokens()), (0, 0));
+    }
+
+    #[test]
+    fn a_request_for_another_model_that_arrives_during_a_batch_is_the_next_batch() {
+        let mut queue = Queue::default();
+        let _huge = push(&mut queue, 0, 1, &[10; 100]);
+        assert_eq!(next(&mut queue, 20), [(1, 0), (1, 1)]);
+        let _small = push(&mut queue, 7, 2, &[10]);
+        assert_eq!(next(&mut queue, 20), [(2, 0)]);
+        let _small = push(&mut queue, 7, 3, &[10]);
+        assert_eq!(next(&mut queue, 20), [(1, 2), (1, 3)], "the huge request is not starved");
+        assert_eq!(next(&mut queue, 20), [(3, 0)]);
     }
 
     #[test]
