@@ -116,6 +116,15 @@ def test_a_request_that_needs_too_much_memory_is_refused_and_others_wait(serve):
     assert all(response.json() == responses[0].json() for response in responses)
 
 
+def test_windows_are_counted_before_they_take_memory(with_heads):
+    server = with_heads()
+    question = "a " * 378  # leaves room for 3 tokens of the text, of 384
+    body = {"model": "answer", "question": question, "inputs": ["a " * 32_000] * 8}
+    before = peak_memory(server, reset=True)
+    assert_error(server.post("/answer", body), 413)
+    assert peak_memory(server) - before < 100 * MIB
+
+
 @pytest.mark.parametrize(
     "path, body",
     [

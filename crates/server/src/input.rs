@@ -182,7 +182,7 @@ fn expects_continue(request: &Request) -> bool {
 }
 
 /// Reads and discards a body. Returns whether all of it arrived within [`DISCARD_TIME`].
-async fn discard(mut body: Body) -> bool {
+pub async fn discard(mut body: Body) -> bool {
     let read = async {
         loop {
             match body.frame().await {

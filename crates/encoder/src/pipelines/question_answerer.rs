@@ -130,6 +130,14 @@ impl QuestionAnswerer {
         self.tokenizer.encode_text_windows(Some(question), text, MAX_LENGTH)
     }
 
+    /// The number of tokens of all sequences of [`Self::tokenize`], for an estimate of their memory.
+    ///
+    /// # Errors
+    /// The errors of [`Self::tokenize`].
+    pub fn count_tokens(&self, question: &str, text: &str) -> Result<usize> {
+        self.tokenizer.count_window_tokens(Some(question), text, MAX_LENGTH)
+    }
+
     /// The second step of [`Self::answer`]: for each sequence, the logits of its tokens as the start
     /// of the answer, and then those as its end, `(2, T)`. The sequences may be those of several
     /// texts; [`TextWindows::in_parts`] computes those of a long text in parts.
@@ -212,6 +220,8 @@ mod tests {
         let windows = model.tokenize(&"a ".repeat(20), &"b ".repeat(100))?;
         assert_eq!(windows.sequences().len(), 20); // (100 - 9) / 5, rounded up, and the first
         assert!(windows.sequences().all(|tokens| tokens.input_ids.len() <= 32));
+        let tokens: usize = windows.sequences().map(|tokens| tokens.input_ids.len()).sum();
+        assert_eq!(model.count_tokens(&"a ".repeat(20), &"b ".repeat(100))?, tokens);
         Ok(())
     }
 }

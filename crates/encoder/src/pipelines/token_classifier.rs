@@ -148,6 +148,14 @@ impl TokenClassifier {
         self.tokenizer.encode_text_windows(None, text, usize::MAX)
     }
 
+    /// The number of tokens of all sequences of [`Self::tokenize`], for an estimate of their memory.
+    ///
+    /// # Errors
+    /// The errors of [`Self::tokenize`].
+    pub fn count_tokens(&self, text: &str) -> Result<usize> {
+        self.tokenizer.count_window_tokens(None, text, usize::MAX)
+    }
+
     /// The second step of [`Self::classify`]: for each sequence, the probability of each label for
     /// each of its tokens, `(T, labels)` row after row. The sequences may be those of several texts;
     /// [`TextWindows::in_parts`] computes those of a long text in parts.

@@ -128,6 +128,18 @@ struct TextIds {
     all: usize,
 }
 
+/// What the windows of a text have in common.
+struct WindowSpace {
+    /// The token ids of the question.
+    question: Option<Vec<u32>>,
+    /// Number of special tokens.
+    special: usize,
+    /// Maximum number of tokens of the text.
+    room: usize,
+    /// Number of tokens that two consecutive windows share.
+    overlap: usize,
+}
+
 /// The tokens of a text, without special tokens.
 struct TextTokens {
     ids: Vec<u32>,
@@ -486,32 +498,15 @@ impl TextTokenizer {
         text: &str,
         max_length: usize,
     ) -> Result<TextWindows> {
-        // The default `doc_stride` of the question answering pipeline of transformers.
-        const OVERLAP: usize = 128;
-        let max_length = max_length.min(self.max_seq_length);
-        let special = special_token_count(&self.tokenizer, question.is_some());
-        let space = max_length.saturating_sub(special);
-        if space <= usize::from(question.is_some()) {
-            let (path, got) = (self.max_length_path.clone(), max_length);
-            return Err(Error::NoRoom { path, got, special });
-        }
-        let question_ids = question.map(|question| self.text_ids(question, space)).transpose()?;
-        let question_length = question_ids.as_ref().map_or(0, |ids| ids.all);
-        if question_length >= space {
-            let (question, max) =
-                (beginning(question.unwrap_or_default()), space.saturating_sub(1));
-            return Err(Error::LongQuestion { question, got: question_length, max });
-        }
-        let room = space - question_length;
-        // Windows advance by at least half their room, so that their number is linear in the length
-        // of the text whatever the length of the question.
-        let overlap = OVERLAP.min(max_length / 2).min(room / 2);
+        let WindowSpace { question, room, overlap, .. } =
+            self.window_space(question, max_length)?;
+        let question_length = question.as_ref().map_or(0, Vec::len);
         let TextTokens { ids, byte_ranges, words } = self.encode_with_ranges(text)?;
         let continues_word = self.continues_word(text, &ids, &words, &byte_ranges);
         let window = |range: Range<usize>| {
             let (first, own) = (range.start, range.len());
-            let joined = match &question_ids {
-                Some(question) => self.joined(&question.ids, Some(&ids[range]))?,
+            let joined = match &question {
+                Some(question) => self.joined(question, Some(&ids[range]))?,
                 None => self.joined(&ids[range], None)?,
             };
             let special = joined.get_special_tokens_mask();
@@ -522,6 +517,50 @@ impl TextTokenizer {
         let windows = window_ranges(ids.len(), room, overlap, self.truncation_side);
         let windows = windows.into_iter().map(window).collect::<Result<_>>()?;
         Ok(TextWindows { windows, byte_ranges, words, continues_word })
+    }
+
+    /// The number of tokens of all sequences of [`Self::encode_text_windows`], computed without
+    /// storing them.
+    ///
+    /// # Errors
+    /// The errors of [`Self::encode_text_windows`].
+    pub(crate) fn count_window_tokens(
+        &self,
+        question: Option<&str>,
+        text: &str,
+        max_length: usize,
+    ) -> Result<usize> {
+        let WindowSpace { question, special, room, overlap } =
+            self.window_space(question, max_length)?;
+        let around = question.map_or(0, |ids| ids.len()) + special;
+        let windows =
+            window_ranges(self.text_ids(text, 0)?.all, room, overlap, self.truncation_side);
+        Ok(windows.into_iter().map(|range| range.len() + around).sum())
+    }
+
+    /// The space of a window. The errors are those of [`Self::encode_text_windows`].
+    fn window_space(&self, question: Option<&str>, max_length: usize) -> Result<WindowSpace> {
+        // The default `doc_stride` of the question answering pipeline of transformers.
+        const OVERLAP: usize = 128;
+        let max_length = max_length.min(self.max_seq_length);
+        let special = special_token_count(&self.tokenizer, question.is_some());
+        let space = max_length.saturating_sub(special);
+        if space <= usize::from(question.is_some()) {
+            let (path, got) = (self.max_length_path.clone(), max_length);
+            return Err(Error::NoRoom { path, got, special });
+        }
+        let ids = question.map(|question| self.text_ids(question, space)).transpose()?;
+        let got = ids.as_ref().map_or(0, |ids| ids.all);
+        if got >= space {
+            let (question, max) =
+                (beginning(question.unwrap_or_default()), space.saturating_sub(1));
+            return Err(Error::LongQuestion { question, got, max });
+        }
+        let room = space - got;
+        // Windows advance by at least half their room, so that their number is linear in the length
+        // of the text whatever the length of the question.
+        let overlap = OVERLAP.min(max_length / 2).min(room / 2);
+        Ok(WindowSpace { question: ids.map(|ids| ids.ids), special, room, overlap })
     }
 
     /// See [`TextWindows::continues_word`]. In a WordPiece model, a token continues a word if the token

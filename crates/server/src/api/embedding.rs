@@ -193,10 +193,20 @@ pub async fn compute(
     const SEQUENCE: usize = 256;
     /// Bytes of the id and the type of a token.
     const TOKEN: usize = 8;
+    let bytes = SEQUENCE * sequences.len() + TOKEN * token_count(&sequences) + 4 * values;
+    let memory = models.take_memory(bytes, field).await?;
+    compute_with(models, target, sequences, memory).await
+}
+
+/// [`compute`] with memory that is already taken.
+pub async fn compute_with(
+    models: &Models,
+    target: Target,
+    sequences: Vec<Sequence>,
+    memory: Share,
+) -> Result<Outputs, Failure> {
     let tokens = token_count(&sequences);
     let truncated = sequences.iter().filter(|sequence| sequence.tokens.truncated > 0).count();
-    let bytes = SEQUENCE * sequences.len() + TOKEN * tokens + 4 * values;
-    let memory = models.take_memory(bytes, field).await?;
     let values = models.engine().compute(target, sequences).await?;
     Ok(Outputs { values, tokens, truncated, memory })
 }

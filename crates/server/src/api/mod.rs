@@ -14,9 +14,10 @@ use std::{sync::LazyLock, time::Instant};
 
 use axum::{
     Router,
+    body::Body,
     extract::Request,
     http::{HeaderName, HeaderValue, header},
-    middleware::from_fn_with_state,
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{Html, IntoResponse, Response},
     routing::get,
 };
@@ -35,7 +36,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     ApiKeys, Models, api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError},
-    input::refuse,
+    input::{discard, refuse},
     memory::Share,
     metrics::Stage,
     models::MAX_UNBATCHED_BYTES,
@@ -126,6 +127,18 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         let response = (json, document.clone());
         async { response }
     };
+    // If a body were not read, hyper would close the connection, and a client could lose a part of a
+    // long response.
+    let read_body = from_fn(async |request: Request, next: Next| {
+        let (parts, body) = request.into_parts();
+        discard(body).await;
+        next.run(Request::from_parts(parts, Body::empty())).await
+    });
+    let pages = Router::new()
+        .route("/", get(async || page(&INDEX)))
+        .route("/docs", get(async || page(&DOCS)))
+        .route("/openapi.json", get(document))
+        .route_layer(read_body);
     let refused = |kind, message| {
         async move |request: Request| refuse(Failure::new(kind, message), request).await
     };
@@ -136,9 +149,7 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
             .into_response()
     };
     router
-        .route("/", get(async || page(&INDEX)))
-        .route("/docs", get(async || page(&DOCS)))
-        .route("/openapi.json", get(document))
+        .merge(pages)
         .method_not_allowed_fallback(no_method)
         .fallback(no_route)
         .layer(from_fn_with_state(api_keys, api_keys::middleware))

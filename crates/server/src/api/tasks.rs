@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 
 use super::{
     check_count, check_response, check_size, counted,
-    embedding::{Options, Outputs, Texts, compute},
+    embedding::{Options, Outputs, Texts, compute_with},
     fields::optional_choice,
     list_response,
     nested::Scalar,
@@ -25,9 +25,10 @@ use super::{
 };
 use crate::{
     Models,
-    engine::{Sequence, Target, token_count},
+    engine::{Sequence, Target},
     failure::{Failure, Kind, TeiFailures},
     input::Input,
+    memory::Share,
     model::{Model, Task},
     models::text_name,
     responses::Computed,
@@ -199,10 +200,15 @@ pub async fn tag(
         _ => None,
     })?;
     let (classifier, target) = (found.pipeline.clone(), found.model.head(found.pipeline));
-    let (tokenizer, own) = (found.model.tokenizer(), classifier.clone());
-    let tokenize = move |text: &str| Ok(own.tokenize(text)?);
-    let values_per_token = classifier.labels().names().len();
-    let texts = texts_with_windows(&models, tokenizer, inputs, 0, tokenize).await?;
+    let (tokenizer, own) = (found.model.tokenizer(), [classifier.clone(), classifier.clone()]);
+    let [count, tokenize] = own;
+    let windows = Windows {
+        more: 0,
+        values_per_token: classifier.labels().names().len(),
+        count: move |text: &str| count.count_tokens(text),
+        tokenize: move |text: &str| tokenize.tokenize(text),
+    };
+    let (texts, memory) = windows.of_texts(&models, tokenizer, inputs).await?;
     let tag = move |text: String, windows: TextWindows, scores: &[Vec<f32>]| {
         let entities = classifier.entities(&windows, scores, join.into())?;
         let mut positions = CharacterPositions::new(&text);
@@ -212,7 +218,7 @@ pub async fn tag(
         });
         Ok(Tagged { entities: entities.collect(), text })
     };
-    for_each_text(&models, found.name, target, texts, values_per_token, tag).await
+    for_each_text(&models, found.name, target, texts, memory, tag).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -262,9 +268,15 @@ pub async fn answer_question(
         _ => None,
     })?;
     let (answerer, target) = (found.pipeline.clone(), found.model.head(found.pipeline));
-    let (tokenizer, own, more) = (found.model.tokenizer(), answerer.clone(), question.len());
-    let tokenize = move |text: &str| Ok(own.tokenize(&question, text)?);
-    let texts = texts_with_windows(&models, tokenizer, inputs, more, tokenize).await?;
+    let (tokenizer, own) = (found.model.tokenizer(), [answerer.clone(), answerer.clone()]);
+    let ([count, tokenize], asked) = (own, question.clone());
+    let windows = Windows {
+        more: question.len(),
+        values_per_token: 2,
+        count: move |text: &str| count.count_tokens(&asked, text),
+        tokenize: move |text: &str| tokenize.tokenize(&question, text),
+    };
+    let (texts, memory) = windows.of_texts(&models, tokenizer, inputs).await?;
     let answer = move |text: String, windows: TextWindows, logits: &[Vec<f32>]| {
         let encoder::Answers { answers, no_answer } = answerer.answers(&windows, logits, top)?;
         let mut positions = CharacterPositions::new(&text);
@@ -273,7 +285,7 @@ pub async fn answer_question(
         let answers = answers.collect();
         Ok(Answered { answers, no_answer, text })
     };
-    for_each_text(&models, found.name, target, texts, 2, answer).await
+    for_each_text(&models, found.name, target, texts, memory, answer).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -369,43 +381,60 @@ fn named<T>(index: usize, result: Result<T, impl Into<Failure>>) -> Result<T, Fa
     result.map_err(|failure| failure.into().with_name(&text_name(index)))
 }
 
-/// The windows of each text of a request. `more` is the number of bytes that are tokenized with each
-/// text.
-async fn texts_with_windows(
-    models: &Models,
-    tokenizer: &TextTokenizer,
-    inputs: Texts,
+/// How the texts of a request become windows.
+struct Windows<C, T> {
+    /// The number of bytes that are tokenized with each text.
     more: usize,
-    tokenize: impl Fn(&str) -> Result<TextWindows, Failure> + Send + Sync + 'static,
-) -> Result<Vec<(String, TextWindows)>, Failure> {
-    let texts = checked_texts(models, inputs)?;
-    let windows = models.tokenize(tokenizer, texts.clone(), more, text_name, move |texts| {
-        let tokenize = |(index, text): &(usize, String)| named(*index, tokenize(text));
-        texts.iter().map(tokenize).collect()
-    });
-    let windows = windows.await?;
-    let texts = Arc::unwrap_or_clone(texts).into_iter().map(|(_, text)| text);
-    Ok(texts.zip(windows).collect())
+    values_per_token: usize,
+    /// Counts the tokens of the windows of a text.
+    count: C,
+    tokenize: T,
+}
+
+impl<C, T> Windows<C, T>
+where
+    C: Fn(&str) -> encoder::Result<usize> + Send + Sync + 'static,
+    T: Fn(&str) -> encoder::Result<TextWindows> + Send + Sync + 'static,
+{
+    /// The windows of each text, with the memory for them and their values. The texts are tokenized
+    /// twice, because the memory is known only after their tokens are counted.
+    async fn of_texts(
+        self,
+        models: &Models,
+        tokenizer: &TextTokenizer,
+        inputs: Texts,
+    ) -> Result<(Vec<(String, TextWindows)>, Share), Failure> {
+        let Self { more, values_per_token, count, tokenize } = self;
+        let texts = checked_texts(models, inputs)?;
+        let counts = models.tokenize(tokenizer, texts.clone(), more, text_name, move |texts| {
+            texts.iter().map(|(index, text)| named(*index, count(text))).collect()
+        });
+        let tokens: usize = counts.await?.into_iter().sum();
+        let bytes = (TOKEN_BYTES + 4 * values_per_token) * tokens;
+        let memory = models.take_memory(bytes, "inputs").await?;
+        let windows = models.tokenize(tokenizer, texts.clone(), more, text_name, move |texts| {
+            texts.iter().map(|(index, text)| named(*index, tokenize(text))).collect()
+        });
+        let windows = windows.await?;
+        let texts = Arc::unwrap_or_clone(texts).into_iter().map(|(_, text)| text);
+        Ok((texts.zip(windows).collect(), memory))
+    }
 }
 
 /// Computes the windows of each text on the engine, and responds with the list of what `finish`
-/// returns for each text, its windows and their values. A token has `values_per_token` values. The
-/// message of a failure names the text.
+/// returns for each text, its windows and their values. The message of a failure names the text.
 async fn for_each_text<T: Serialize + Send + 'static>(
     models: &Models,
     name: String,
     target: Target,
     mut texts: Vec<(String, TextWindows)>,
-    values_per_token: usize,
+    memory: Share,
     finish: impl Fn(String, TextWindows, &[Vec<f32>]) -> Result<T, Failure> + Send + 'static,
 ) -> Result<Response, Failure> {
     let counts: Vec<usize> = texts.iter().map(|(_, windows)| windows.sequences().len()).collect();
     let sequences = texts.iter_mut().flat_map(|(_, windows)| windows.take_sequences());
     let sequences: Vec<Sequence> = sequences.map(|tokens| Sequence { tokens, prompt: 0 }).collect();
-    let tokens = token_count(&sequences);
-    // The values, and the positions, ranges and spans of the tokens.
-    let values = (values_per_token + TOKEN_BYTES) * tokens;
-    let outputs = compute(models, target, sequences, values, "inputs").await?;
+    let outputs = compute_with(models, target, sequences, memory).await?;
     let Outputs { values, tokens, memory, .. } = outputs;
     let all = models.on_thread(move || {
         let mut rest = &values[..];
