@@ -116,6 +116,16 @@ def test_a_request_that_needs_too_much_memory_is_refused_and_others_wait(serve):
     assert all(response.json() == responses[0].json() for response in responses)
 
 
+def test_a_text_that_cannot_be_split_is_tokenized_alone_or_refused(serve):
+    server = serve()
+    tokens = server.json("/tokenize", {"inputs": "\u5b57" * 100_000})
+    assert len(tokens[0]) == 100_002
+    refused = server.post("/tokenize", {"inputs": "\u5b57" * 190_000}, timeout=10)
+    assert_error(refused, 413)
+    openai = {"model": "m", "input": "\u5b57" * 190_000}
+    assert server.post("/v1/embeddings", openai).json()["error"]["param"] == "input"
+
+
 def test_windows_are_counted_before_they_take_memory(with_heads):
     server = with_heads()
     question = "a " * 378  # leaves room for 3 tokens of the text, of 384

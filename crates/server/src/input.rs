@@ -47,7 +47,7 @@ const FIRST_CAPACITY: usize = 64 << 10;
 /// The parsed body of a request, with the reservation of its bytes and of the texts in it.
 pub struct Input<T> {
     pub value: T,
-    _bytes: Reserved,
+    pub bytes: Reserved,
 }
 
 impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
@@ -56,7 +56,7 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
     async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
         let (body, bytes) = receive(request, models).await?;
         let Object(value) = parse(&body)?;
-        Ok(Self { value, _bytes: bytes })
+        Ok(Self { value, bytes })
     }
 }
 
@@ -83,7 +83,7 @@ impl<T> Partial<T> {
     /// [`Kind::Field`] if a field is missing or unknown, or has the wrong type.
     pub fn parse<U: DeserializeOwned>(self) -> Result<Input<U>, Failure> {
         let Object(value) = parse(&self.body)?;
-        Ok(Input { value, _bytes: self.bytes })
+        Ok(Input { value, bytes: self.bytes })
     }
 }
 

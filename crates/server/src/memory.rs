@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::failure::{Failure, Kind};
+use crate::{
+    failure::{Failure, Kind},
+    input::Reserved,
+};
 
 /// Number of bytes of one permit.
 const UNIT: usize = 1 << 10;
@@ -13,9 +16,12 @@ const UNIT: usize = 1 << 10;
 /// The shares of the memory of requests. What they leave is for the computation: the activations of
 /// a batch, the tokenizers, and parts of responses.
 pub struct Memory {
-    /// Waits of small requests, which large ones do not delay.
+    /// For small requests, so that large ones do not delay them.
     small: Lane,
     large: Lane,
+    /// For tokenizers whose texts cannot be split. A request that holds a share of another lane may
+    /// wait for this one, but not the other way round, so that none waits forever.
+    tokenizers: Lane,
     /// Maximum number of bytes of the bodies, and of the texts in them.
     pub bodies: usize,
 }
@@ -27,9 +33,17 @@ struct Lane {
 }
 
 /// Memory of a request, until this value is dropped.
-#[derive(Debug)]
 pub struct Share {
     _permit: OwnedSemaphorePermit,
+    /// The memory of the body and of the texts in it, which the response may contain.
+    _body: Option<Reserved>,
+}
+
+impl Share {
+    /// This memory together with that of the body.
+    pub fn with_body(self, body: Reserved) -> Self {
+        Self { _body: Some(body), ..self }
+    }
 }
 
 impl Memory {
@@ -39,7 +53,12 @@ impl Memory {
             let permits = (bytes / UNIT).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
             Lane { permits: Arc::new(Semaphore::new(permits)), bytes: permits * UNIT }
         };
-        Self { small: lane(max / 10), large: lane(max / 5 * 2), bodies: max / 4 }
+        Self {
+            small: lane(max / 10),
+            large: lane(max / 5 * 2),
+            tokenizers: lane(max / 5),
+            bodies: max / 5,
+        }
     }
 
     /// Waits for `bytes` bytes. `field` is the field of the request with the texts.
@@ -48,19 +67,33 @@ impl Memory {
     /// [`Kind::TooLarge`] if a request may not take as much.
     pub async fn take(&self, bytes: usize, field: &str) -> Result<Share, Failure> {
         let lane = if bytes <= self.small.bytes / 16 { &self.small } else { &self.large };
-        if bytes > lane.bytes {
+        lane.take(bytes).await.map_err(|failure| failure.with_default_field(field))
+    }
+
+    /// Waits for `bytes` bytes of a tokenizer.
+    ///
+    /// # Errors
+    /// [`Kind::TooLarge`] if a tokenizer may not take as much.
+    pub async fn take_for_tokenizer(&self, bytes: usize) -> Result<Share, Failure> {
+        self.tokenizers.take(bytes).await
+    }
+}
+
+impl Lane {
+    async fn take(&self, bytes: usize) -> Result<Share, Failure> {
+        if bytes > self.bytes {
             let message = format!(
                 "the request needs about {} MiB of memory: expected at most {} MiB, a share of \
                  --max-memory; send fewer or shorter texts",
                 bytes.div_ceil(1 << 20),
-                lane.bytes >> 20,
+                self.bytes >> 20,
             );
-            return Err(Failure::new(Kind::TooLarge, message).with_field(field));
+            return Err(Failure::new(Kind::TooLarge, message));
         }
         let permits = bytes.div_ceil(UNIT) as u32; // at most those of the lane
-        let permit = lane.permits.clone().acquire_many_owned(permits).await;
+        let permit = self.permits.clone().acquire_many_owned(permits).await;
         let permit = permit.map_err(|_| Failure::unavailable("the server is shutting down"))?;
-        Ok(Share { _permit: permit })
+        Ok(Share { _permit: permit, _body: None })
     }
 }
 
@@ -75,14 +108,16 @@ mod tests {
     #[tokio::test]
     async fn a_request_waits_until_others_return_their_memory() {
         let memory = Memory::new(100 * MIB); // 40 MiB for large requests
-        let refused = memory.take(41 * MIB, "inputs").await.unwrap_err();
+        let refused = memory.take(41 * MIB, "inputs").await.err().unwrap();
         assert_eq!(refused.kind(), Kind::TooLarge);
         assert!(refused.message().contains("about 41 MiB of memory: expected at most 40 MiB"));
         let first = memory.take(30 * MIB, "inputs").await.unwrap();
         let mut second = pin!(memory.take(11 * MIB, "inputs"));
         let is_ready = poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_ready()));
         assert!(!is_ready.await);
-        memory.take(MIB / 2, "inputs").await.unwrap(); // a small request does not wait
+        // Neither small requests nor tokenizers wait for large requests.
+        memory.take(MIB / 2, "inputs").await.unwrap();
+        memory.take_for_tokenizer(20 * MIB).await.unwrap();
         drop(first);
         second.await.unwrap();
     }

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use encoder::TextTokenizer;
+use encoder::{TextTokenizer, mha::ops::max_threads};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
@@ -344,16 +344,22 @@ impl Models {
         let mut all = Vec::with_capacity(texts.len());
         for group in groups {
             let parts = texts[group.clone()].iter().flat_map(Text::parts);
-            let memory = parts.map(|part| tokenizer.tokenization_memory(part)).max();
-            let _share = match memory.filter(|&memory| memory > TOKENIZER_MEMORY) {
-                None => None,
-                Some(memory) => {
-                    let share = self.0.memory.take(memory, "inputs").await;
+            let largest = parts.map(|part| tokenizer.tokenization_memory(part)).max();
+            // The texts of a group are tokenized on several threads.
+            let memory = largest.unwrap_or(0) * group.len().min(max_threads());
+            let share = match memory > TOKENIZER_MEMORY {
+                false => None,
+                true => {
+                    let share = self.0.memory.take_for_tokenizer(memory).await;
                     Some(share.map_err(|failure| failure.with_name(&name_of(group.start)))?)
                 }
             };
             let (texts, tokenize) = (texts.clone(), tokenize.clone());
-            all.extend(self.on_thread(move || tokenize(&texts[group])).await??);
+            let tokenize = move || {
+                let _share = share; // also if the future is dropped
+                tokenize(&texts[group])
+            };
+            all.extend(self.on_thread(tokenize).await??);
         }
         Ok(all)
     }

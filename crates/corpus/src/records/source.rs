@@ -146,8 +146,8 @@ impl RecordSource {
     /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input or
     ///   another stream
     /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`],
-    ///   [`Error::FeatherV1`] if the content is not in the input's format; [`Error::InvalidRecord`] if a quote in the header of
-    ///   a CSV file is not closed
+    ///   [`Error::FeatherV1`] if the content is not in the input's format;
+    ///   [`Error::InvalidRecord`] if a quote in the header of a CSV file is not closed
     /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
     ///   contain strings; [`Error::NoColumn`] also if a field other than `text` was chosen for a
     ///   list of texts; [`Error::DuplicateColumn`] if two columns have the same name

@@ -17,12 +17,13 @@ use rayon::prelude::*;
 use serde_json::Value;
 use tokenizers::{
     AddedToken, NormalizedString, Normalizer, NormalizerWrapper, PreTokenizerWrapper, Tokenizer,
+    pre_tokenizers::metaspace::PrependScheme,
 };
 
 use crate::Result;
 
 /// Size of a chunk in bytes, up to the next cut.
-pub(crate) const CHUNK_BYTES: usize = 32 << 10;
+pub(crate) const CHUNK_BYTES: usize = 16 << 10;
 
 /// The characters of [`is_word`], and signs between them, which are not letters.
 const WORD_RANGES: [RangeInclusive<char>; 8] = [
@@ -37,7 +38,7 @@ const WORD_RANGES: [RangeInclusive<char>; 8] = [
 ];
 
 /// Number of chunks of a text that are tokenized at a time, on different threads.
-const GROUP: usize = 4;
+pub(crate) const GROUP: usize = 4;
 
 /// Regular expressions of `Replace` normalizers that match neither a letter or digit nor a single
 /// space: those of SentencePiece models and of DeBERTa.
@@ -118,7 +119,8 @@ fn is_local(normalizer: &NormalizerWrapper) -> bool {
             // The pattern has no getter.
             let json = serde_json::to_value(replace).unwrap_or_default();
             match (&json["pattern"]["String"], &json["pattern"]["Regex"]) {
-                (Value::String(text), _) => !spans_cut(text),
+                // Without these characters, the normalizer changes no word and no space.
+                (Value::String(text), _) => !text.contains(|c| is_word(c) || is_space(c)),
                 (_, Value::String(regex)) => SAFE_PATTERNS.contains(&&regex[..]),
                 _ => false,
             }
@@ -165,9 +167,14 @@ fn splits_at_spaces(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         P::Sequence(all) => {
             let mut all = all.as_ref().iter();
-            // A step after the first that splits at spaces sees each part by itself.
-            all.find(|step| !matches!(step, P::Digits(_) | P::Punctuation(_)))
-                .is_some_and(splits_at_spaces)
+            // A step after the first that splits at spaces sees each part by itself, except that the
+            // first part of a text can have a prefix.
+            let splits = all.find(|step| !matches!(step, P::Digits(_) | P::Punctuation(_)));
+            let is_first = |step: &P| match step {
+                P::Metaspace(metaspace) => metaspace.prepend_scheme == PrependScheme::First,
+                step => matches!(step, P::Sequence(_)),
+            };
+            splits.is_some_and(splits_at_spaces) && !all.any(is_first)
         }
         // The expression of GPT-2. A prefix is added only to a text that begins without a space.
         P::ByteLevel(bytes) => bytes.use_regex,
@@ -190,13 +197,22 @@ fn matches_across_cuts(token: &AddedToken, normalizer: Option<&NormalizerWrapper
     {
         return true;
     }
-    let matches = |text: &str| spans_cut(text) || token.rstrip && text.ends_with(is_word);
+    let matches = |text: &str| {
+        spans_cut(text)
+            || token.rstrip && text.ends_with(may_end_word)
+            || token.single_word && text.starts_with(' ')
+    };
     matches(&token.content) || matches(normalized.get())
+}
+
+/// Whether a word may end with this character after normalisation, which can decompose letters.
+fn may_end_word(c: char) -> bool {
+    !c.is_ascii_punctuation() && !c.is_whitespace()
 }
 
 /// Whether a text with this part may have a cut within the part.
 fn spans_cut(part: &str) -> bool {
-    part.match_indices(' ').any(|(at, _)| part[..at].ends_with(is_word))
+    part.match_indices(' ').any(|(at, _)| part[..at].ends_with(may_end_word))
 }
 
 #[cfg(test)]
@@ -237,7 +253,7 @@ mod tests {
         assert_eq!(cuts, [2, 13, 15]);
         let long = "word ".repeat(20_000);
         let all: Vec<&str> = chunks(&long).collect();
-        assert_eq!((all.len(), all.concat()), (4, long.clone()));
+        assert_eq!((all.len(), all.concat()), (7, long.clone()));
         assert!(all[1..].iter().all(|chunk| chunk.starts_with(" w")));
         assert_eq!(chunks("").collect::<Vec<_>>(), [""]);
         assert_eq!(chunks(&"x".repeat(100_000)).count(), 1);
@@ -253,6 +269,7 @@ mod tests {
         assert!(with(replace("``").into()));
         assert!(!with(replace("a b").into()));
         assert!(!with(replace(" ").into()), "no spaces are left");
+        assert!(!with(replace(" n't").into()) && !with(replace("ab").into()));
         assert!(!with(Strip::new(true, true).into()));
         assert!(!with(Prepend::new("x".to_string()).into()));
 
@@ -268,6 +285,9 @@ mod tests {
         assert!(!splits(vec![split.into(), bytes.into()]));
         assert!(!splits(vec![bytes.use_regex(false).into()]));
         assert!(!splits(vec![Digits::new(true).into()]));
+        let first = Metaspace::new('▁', PrependScheme::First, true);
+        assert!(splits(vec![first.clone().into()]));
+        assert!(!splits(vec![bytes.into(), first.into()]));
     }
 
     #[test]
@@ -279,5 +299,7 @@ mod tests {
         assert!(with(token("new").lstrip(true)));
         assert!(!with(token("new york")));
         assert!(!with(token("new").rstrip(true)));
+        assert!(!with(token("cafe\u{301} au")));
+        assert!(!with(token(" new").single_word(true)));
     }
 }

@@ -657,8 +657,11 @@ impl TextTokenizer {
     pub fn tokenization_memory(&self, text: &str) -> usize {
         /// Bytes per byte of a text, measured.
         const FACTOR: usize = 128;
-        let longest = if self.can_split { chunks::longest_chunk(text) } else { text.len() };
-        longest * FACTOR
+        let part = match self.can_split {
+            true => text.len().min(chunks::GROUP * chunks::longest_chunk(text)),
+            false => text.len(),
+        };
+        part * FACTOR
     }
 
     /// Calls `add` for the tokens of each chunk of a text, without special tokens, and the range of

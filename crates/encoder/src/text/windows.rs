@@ -68,7 +68,7 @@ impl TextWindows {
     ///     parts += 1;
     ///     model.scores(part)
     /// })?;
-    /// assert_eq!((values.len(), parts), (windows.sequences().len(), 4));
+    /// assert_eq!((values.len(), parts), (windows.sequences().len(), 6));
     /// assert!(matches!(windows.in_parts::<()>(|_| Err(Error::Stopped)), Err(Error::Stopped)));
     /// # Ok::<(), Error>(())
     /// ```

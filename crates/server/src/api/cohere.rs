@@ -248,6 +248,7 @@ async fn rerank(
     };
     let computed = Computed { model: found.name, texts, tokens };
     let results = elements(results);
+    let memory = memory.with_body(request.bytes); // the response may contain the documents
     let response = object_response(&models, &body, "results", results, memory, computed);
     Ok(with_truncated(response, truncated))
 }

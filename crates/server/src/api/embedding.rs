@@ -60,6 +60,19 @@ impl TryFrom<Nested> for TextsOrIds {
     }
 }
 
+impl TextsOrIds {
+    /// The length of each text, in bytes or in token ids.
+    fn lengths(&self) -> Vec<usize> {
+        match self {
+            Self::Text(text) => vec![text.len()],
+            Self::Texts(texts) => texts.iter().map(String::len).collect(),
+            Self::Ids(ids) if ids.is_empty() => vec![],
+            Self::Ids(ids) => vec![ids.len()],
+            Self::IdLists(lists) => lists.iter().map(Vec::len).collect(),
+        }
+    }
+}
+
 impl TryFrom<Nested> for Texts {
     type Error = &'static str;
 
@@ -159,10 +172,14 @@ pub async fn vectors(
 ) -> Result<Outputs, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
     let (field, dimension) = (options.field, embedder.dimension());
+    let lengths = texts.lengths();
+    check_count(models, lengths.len(), field)?;
+    let values = lengths.len() * dimension;
+    let bytes = sequence_bytes(embedder.tokenizer(), lengths.into_iter()) + 4 * values;
+    let memory = models.take_memory(bytes, field).await?;
     let sequences = tokenize(models, &embedder, texts, options).await;
     let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
-    let values = sequences.len() * dimension;
-    compute(models, found.model.vectors(embedder, normalize), sequences, values, field).await
+    compute(models, found.model.vectors(embedder, normalize), sequences, memory).await
 }
 
 /// The last hidden states of texts, `(T, E)` row after row.
@@ -173,33 +190,32 @@ pub async fn states(
     options: Options,
 ) -> Result<Outputs, Failure> {
     let field = options.field;
+    check_count(models, texts.lengths().len(), field)?;
     let sequences = tokenize(models, &found.pipeline, texts, options).await;
     let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
     let values = token_count(&sequences) * hidden_size(&found.model);
     check_response(values, field)?;
-    compute(models, found.model.states(), sequences, values, field).await
+    // An upper bound from the lengths of the texts would be several times too high. The tokens that
+    // are in memory already take a hundredth of the states.
+    let memory = models.take_memory(4 * values, field).await?;
+    compute(models, found.model.states(), sequences, memory).await
 }
 
-/// Computes sequences, which have `values` values together, on the engine. `field` is the field of
-/// the request with the texts.
-pub async fn compute(
-    models: &Models,
-    target: Target,
-    sequences: Vec<Sequence>,
-    values: usize,
-    field: &str,
-) -> Result<Outputs, Failure> {
+/// An upper bound of the memory of the sequences of texts that are truncated, in bytes. `lengths`
+/// are those of the texts in bytes.
+pub fn sequence_bytes(tokenizer: &TextTokenizer, lengths: impl Iterator<Item = usize>) -> usize {
     /// Bytes of a sequence in the queue, without its tokens, and of its values in the response.
     const SEQUENCE: usize = 256;
     /// Bytes of the id and the type of a token.
     const TOKEN: usize = 8;
-    let bytes = SEQUENCE * sequences.len() + TOKEN * token_count(&sequences) + 4 * values;
-    let memory = models.take_memory(bytes, field).await?;
-    compute_with(models, target, sequences, memory).await
+    /// Number of tokens of a prompt and special tokens.
+    const MORE: usize = 64;
+    let max = tokenizer.max_seq_length();
+    lengths.map(|length| SEQUENCE + TOKEN * max.min(length + MORE)).sum()
 }
 
-/// [`compute`] with memory that is already taken.
-pub async fn compute_with(
+/// Computes sequences on the engine. `memory` is that of the sequences and their values.
+pub async fn compute(
     models: &Models,
     target: Target,
     sequences: Vec<Sequence>,
@@ -243,13 +259,6 @@ async fn tokenize(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Vec<Sequence>, Failure> {
-    let count = match &texts {
-        TextsOrIds::Text(_) => 1,
-        TextsOrIds::Texts(texts) => texts.len(),
-        TextsOrIds::Ids(ids) => ids.len().min(1),
-        TextsOrIds::IdLists(lists) => lists.len(),
-    };
-    check_count(models, count, options.field)?;
     let texts = match texts {
         TextsOrIds::Text(text) => vec![text],
         TextsOrIds::Texts(texts) => texts,

@@ -7,7 +7,7 @@ use encoder::{Prompt, TextClassifier, Tokens};
 
 use super::{
     check_count, check_size,
-    embedding::{Options, Outputs, compute, sequences},
+    embedding::{Options, Outputs, compute, sequence_bytes, sequences},
 };
 use crate::{
     Models,
@@ -86,12 +86,14 @@ pub async fn logits<I: Text>(
     };
     let tokenize = move |texts: &[I]| tokenize(&classifier, texts);
     let tokenizer = found.pipeline.tokenizer();
+    let values = texts.len() * found.pipeline.labels().names().len();
+    let lengths = texts.iter().map(|text| text.bytes() + more);
+    let bytes = sequence_bytes(tokenizer, lengths) + 4 * values;
+    let memory = models.take_memory(bytes, field).await?;
     let tokens = models.tokenize(tokenizer, texts, more, name_of, tokenize).await?;
     let tokens = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
     let sequences = sequences(tokens, truncate, name_of)?;
-    let values = sequences.len() * found.pipeline.labels().names().len();
-    let target = found.model.head(found.pipeline.clone());
-    compute(models, target, sequences, values, field).await
+    compute(models, found.model.head(found.pipeline.clone()), sequences, memory).await
 }
 
 /// The indices of `scores`, by descending score. The indices of equal scores keep their order.

@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 
 use super::{
     check_count, check_response, check_size, counted,
-    embedding::{Options, Outputs, Texts, compute_with},
+    embedding::{Options, Outputs, Texts, compute, sequence_bytes},
     fields::optional_choice,
     list_response,
     nested::Scalar,
@@ -37,9 +37,11 @@ use crate::{
 
 /// Maximum number of answers per text, and of candidates per mask token.
 const MAX_TOP: usize = 1000;
-/// Bytes of a token for the tasks on tokens: the id and the type, and the position, the range and
-/// the word in the text.
-const TOKEN_BYTES: usize = 64;
+/// Bytes of a token for the tasks on tokens: the id and the type, the position, the range and the
+/// word in the text, and an entity.
+const TOKEN_BYTES: usize = 128;
+/// Bytes of an answer without its text.
+const ANSWER_BYTES: usize = 32;
 /// Bytes of a candidate for a mask token.
 const CANDIDATE_BYTES: usize = 96;
 
@@ -102,6 +104,7 @@ pub async fn classify(
         Classified { text, label, score, scores: names.iter().cloned().zip(scores).collect() }
     };
     let all = texts.into_iter().zip(scores).map(classified);
+    let memory = memory.with_body(request.bytes);
     let response = list_response(&models, elements(all), memory, computed);
     Ok(with_truncated(response, truncated))
 }
@@ -204,21 +207,25 @@ pub async fn tag(
     let [count, tokenize] = own;
     let windows = Windows {
         more: 0,
+        bytes_per_text: 0,
         values_per_token: classifier.labels().names().len(),
         count: move |text: &str| count.count_tokens(text),
         tokenize: move |text: &str| tokenize.tokenize(text),
     };
     let (texts, memory) = windows.of_texts(&models, tokenizer, inputs).await?;
-    let tag = move |text: String, windows: TextWindows, scores: &[Vec<f32>]| {
-        let entities = classifier.entities(&windows, scores, join.into())?;
+    let memory = memory.with_body(request.bytes);
+    let tag = move |windows: TextWindows, scores: &[Vec<f32>]| {
+        classifier.entities(&windows, scores, join.into())
+    };
+    let tagged = |text: String, entities: Vec<encoder::Entity>| {
         let mut positions = CharacterPositions::new(&text);
         let entities = entities.into_iter().map(|entity| {
             let span = Span::new(&mut positions, entity.score, entity.range);
             Entity { label: entity.label, span }
         });
-        Ok(Tagged { entities: entities.collect(), text })
+        Tagged { entities: entities.collect(), text }
     };
-    for_each_text(&models, found.name, target, texts, memory, tag).await
+    for_each_text(&models, found.name, target, texts, memory, tag, tagged).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -272,20 +279,23 @@ pub async fn answer_question(
     let ([count, tokenize], asked) = (own, question.clone());
     let windows = Windows {
         more: question.len(),
+        bytes_per_text: ANSWER_BYTES * top,
         values_per_token: 2,
         count: move |text: &str| count.count_tokens(&asked, text),
         tokenize: move |text: &str| tokenize.tokenize(&question, text),
     };
     let (texts, memory) = windows.of_texts(&models, tokenizer, inputs).await?;
-    let answer = move |text: String, windows: TextWindows, logits: &[Vec<f32>]| {
-        let encoder::Answers { answers, no_answer } = answerer.answers(&windows, logits, top)?;
+    let memory = memory.with_body(request.bytes);
+    let answer =
+        move |windows: TextWindows, logits: &[Vec<f32>]| answerer.answers(&windows, logits, top);
+    let answered = |text: String, found: encoder::Answers| {
         let mut positions = CharacterPositions::new(&text);
-        let answers = answers.into_iter();
+        let answers = found.answers.into_iter();
         let answers = answers.map(|answer| Span::new(&mut positions, answer.score, answer.range));
         let answers = answers.collect();
-        Ok(Answered { answers, no_answer, text })
+        Answered { answers, no_answer: found.no_answer, text }
     };
-    for_each_text(&models, found.name, target, texts, memory, answer).await
+    for_each_text(&models, found.name, target, texts, memory, answer, answered).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -338,17 +348,18 @@ pub async fn fill_mask(
     let filler = found.pipeline;
     let texts = checked_texts(&models, inputs)?;
     let (tokenizer, own) = (found.model.tokenizer(), filler.clone());
+    let mask_token = filler.mask_token();
+    let gaps = texts.iter().map(|(_, text)| text.matches(mask_token).count()).sum::<usize>();
+    check_response(2 * gaps * top, "inputs")?; // token and score of each candidate
+    let lengths = texts.iter().map(|(_, text)| text.len());
+    let bytes = sequence_bytes(tokenizer, lengths) + CANDIDATE_BYTES * gaps * top;
+    let memory = models.take_memory(bytes, "inputs").await?.with_body(request.bytes);
     let tokenized = models.tokenize(tokenizer, texts.clone(), 0, text_name, move |texts| {
         let tokenize = |(index, text): &(usize, String)| named(*index, own.tokenize(text));
         texts.iter().map(tokenize).collect()
     });
     let tokenized: Vec<Tokens> = tokenized.await?;
     let tokens = tokenized.iter().map(|tokens| tokens.input_ids.len()).sum();
-    let mask_token = filler.mask_token();
-    let gaps = texts.iter().map(|(_, text)| text.matches(mask_token).count()).sum::<usize>();
-    check_response(2 * gaps * top, "inputs")?; // token and score of each candidate
-    let bytes = TOKEN_BYTES * tokens + CANDIDATE_BYTES * gaps * top;
-    let memory = models.take_memory(bytes, "inputs").await?;
     let calls = tokenized.into_iter().enumerate();
     let calls = calls.map(|(i, tokens)| (tokens.input_ids.len(), (i, tokens))).collect();
     let fill = move |(index, tokens): (usize, Tokens)| {
@@ -385,6 +396,8 @@ fn named<T>(index: usize, result: Result<T, impl Into<Failure>>) -> Result<T, Fa
 struct Windows<C, T> {
     /// The number of bytes that are tokenized with each text.
     more: usize,
+    /// The number of bytes of the results of a text.
+    bytes_per_text: usize,
     values_per_token: usize,
     /// Counts the tokens of the windows of a text.
     count: C,
@@ -404,13 +417,13 @@ where
         tokenizer: &TextTokenizer,
         inputs: Texts,
     ) -> Result<(Vec<(String, TextWindows)>, Share), Failure> {
-        let Self { more, values_per_token, count, tokenize } = self;
+        let Self { more, bytes_per_text, values_per_token, count, tokenize } = self;
         let texts = checked_texts(models, inputs)?;
         let counts = models.tokenize(tokenizer, texts.clone(), more, text_name, move |texts| {
             texts.iter().map(|(index, text)| named(*index, count(text))).collect()
         });
         let tokens: usize = counts.await?.into_iter().sum();
-        let bytes = (TOKEN_BYTES + 4 * values_per_token) * tokens;
+        let bytes = bytes_per_text * texts.len() + (TOKEN_BYTES + 4 * values_per_token) * tokens;
         let memory = models.take_memory(bytes, "inputs").await?;
         let windows = models.tokenize(tokenizer, texts.clone(), more, text_name, move |texts| {
             texts.iter().map(|(index, text)| named(*index, tokenize(text))).collect()
@@ -421,34 +434,37 @@ where
     }
 }
 
-/// Computes the windows of each text on the engine, and responds with the list of what `finish`
-/// returns for each text, its windows and their values. The message of a failure names the text.
-async fn for_each_text<T: Serialize + Send + 'static>(
+/// Computes the windows of each text on the engine, and responds with a list. `finish` returns the
+/// result of a text, from its windows and their values; `element` returns the element of the list
+/// when it is sent. The message of a failure names the text.
+async fn for_each_text<R: Send + 'static, T: Serialize + 'static>(
     models: &Models,
     name: String,
     target: Target,
     mut texts: Vec<(String, TextWindows)>,
     memory: Share,
-    finish: impl Fn(String, TextWindows, &[Vec<f32>]) -> Result<T, Failure> + Send + 'static,
+    finish: impl Fn(TextWindows, &[Vec<f32>]) -> encoder::Result<R> + Send + 'static,
+    element: impl Fn(String, R) -> T + Send + 'static,
 ) -> Result<Response, Failure> {
     let counts: Vec<usize> = texts.iter().map(|(_, windows)| windows.sequences().len()).collect();
     let sequences = texts.iter_mut().flat_map(|(_, windows)| windows.take_sequences());
     let sequences: Vec<Sequence> = sequences.map(|tokens| Sequence { tokens, prompt: 0 }).collect();
-    let outputs = compute_with(models, target, sequences, memory).await?;
-    let Outputs { values, tokens, memory, .. } = outputs;
-    let all = models.on_thread(move || {
+    let Outputs { values, tokens, memory, .. } = compute(models, target, sequences, memory).await?;
+    let finished = models.on_thread(move || {
         let mut rest = &values[..];
         let finish = |(index, (count, (text, windows)))| {
             let own;
             (own, rest) = rest.split_at(count);
-            named(index, finish(text, windows, own))
+            Ok((text, named(index, finish(windows, own))?))
         };
         let texts = counts.into_iter().zip(texts).enumerate();
-        texts.map(finish).collect::<Result<Vec<T>, Failure>>()
+        (texts.map(finish).collect::<Result<Vec<(String, R)>, Failure>>(), memory)
     });
-    let all = all.await??;
+    let (all, memory) = finished.await?;
+    let all = all?;
     let computed = Computed { model: name, texts: all.len(), tokens };
-    Ok(list_response(models, elements(all.into_iter()), memory, computed))
+    let all = all.into_iter().map(move |(text, result)| element(text, result));
+    Ok(list_response(models, elements(all), memory, computed))
 }
 
 /// The value of `top`, or the default.

@@ -437,6 +437,7 @@ pub async fn rerank(
         Rank { index, score: scores[index], text }
     });
     let computed = Computed { model: found.name, texts: count, tokens };
+    let memory = memory.with_body(request.bytes); // the response may contain the texts
     let response = list_response(&models, elements(ranks), memory, computed);
     Ok(with_truncated(response, truncated))
 }
@@ -583,8 +584,9 @@ pub async fn tokenize(
     let texts = inputs.into_vec();
     check_count(&models, texts.len(), "inputs")?;
     let prompt = prompt(model.task(), prompt_name.as_deref())?;
-    // A token has at least one byte, or is one of the special tokens.
-    let bytes = texts.iter().map(|text| prompt.len() + text.len() + MAX_SPECIAL).sum::<usize>();
+    // A byte has at most six tokens: NFKC makes 18 characters of the three bytes of U+FDFA.
+    let bytes = texts.iter().map(|text| 6 * (prompt.len() + text.len()) + MAX_SPECIAL);
+    let bytes = bytes.sum::<usize>();
     let count = texts.len();
     let special = add_special_tokens.unwrap_or(true);
     let prompt_length = prompt.len();
@@ -614,9 +616,11 @@ pub async fn tokenize(
     let tokens = all.iter().map(|text| text.tokens.len()).sum();
     let computed = Computed { model: name, texts: count, tokens };
     let all = nested_elements(all.into_iter().map(SplitText::into_tokens));
-    Ok(list_response(&models, all, memory, computed))
+    Ok(list_response(&models, all, memory.with_body(request.bytes), computed))
 }
 
+/// Number of bytes of a long token, such as a row of dashes.
+const LONGEST_TOKEN: usize = 64;
 /// Number of special tokens of a text, for an estimate of memory.
 const MAX_SPECIAL: usize = 2;
 /// Maximum number of tokens of a response of `/tokenize` and of a request of `/decode`.
@@ -670,7 +674,7 @@ impl SplitText {
 
     fn into_tokens(self) -> impl ExactSizeIterator<Item = SimpleToken> {
         let Self { text, tokens } = self;
-        // The end of the last token, in bytes and in characters. Most tokens begin there.
+        // The start of the last token, in bytes and in characters.
         let mut last = (0, 0);
         tokens.into_iter().map(move |token| match token {
             SplitToken::Special { id, token } => {
@@ -681,7 +685,7 @@ impl SplitText {
                 let (byte, character) = if last.0 <= range.start { last } else { (0, 0) };
                 let start = character + text[byte..range.start].chars().count();
                 let stop = start + text[range.clone()].chars().count();
-                last = (range.end, stop);
+                last = (range.start, start);
                 let text = text[range].to_string();
                 SimpleToken { id, text, special: false, start: Some(start), stop: Some(stop) }
             }
@@ -747,8 +751,7 @@ pub async fn decode(
         let message = format!("the request has {tokens} token ids: expected at most {MAX_TOKENS}");
         return Err(Failure::new(Kind::TooLarge, message).with_field("ids"));
     }
-    // A token has a few characters.
-    let memory = models.take_memory(8 * tokens, "ids").await?;
+    let memory = models.take_memory(LONGEST_TOKEN * tokens, "ids").await?;
     let own = model.clone();
     let texts = models.tokenize(model.tokenizer(), Arc::new(lists), 0, text_name, move |lists| {
         let decode = |ids: &Vec<u32>| match skip_special_tokens.unwrap_or(true) {
