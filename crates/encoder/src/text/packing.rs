@@ -9,9 +9,9 @@ use crate::{EncoderConfig, Error, Result, Tokens};
 /// Default maximum number of tokens per batch.
 ///
 /// The budget bounds memory: a batch's hidden states are kept until they are pooled. On a CPU,
-/// [`EncoderModel::forward_packed`] splits each batch again, into parts of about 128 tokens per
-/// thread, so that the activations of a part stay in the caches. On a GPU, a batch is
-/// computed as a whole.
+/// [`EncoderModel::forward_packed`](crate::EncoderModel::forward_packed) splits each batch again,
+/// into parts of about 128 tokens per thread, so that the activations of a part stay in the caches.
+/// On a GPU, a batch is computed as a whole.
 pub(crate) const TOKEN_BUDGET: usize = 2048;
 
 /// A batch of sequences stored one after another, with N tokens in total.
