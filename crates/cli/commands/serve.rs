@@ -352,7 +352,7 @@ impl Args {
     }
 }
 
-/// Where the API keys come from.
+/// The sources of the API keys.
 struct KeySources {
     file: Option<PathBuf>,
     /// The value of [`API_KEYS`].

@@ -158,7 +158,7 @@ struct Activity {
     last: Option<Request>,
 }
 
-/// What the log says of a request. This is not its span, which ends with the request.
+/// The fields of a request in the log. The span of the request would end with the request.
 pub struct Request {
     pub id: HeaderValue,
     pub method: Method,

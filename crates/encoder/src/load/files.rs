@@ -276,7 +276,7 @@ fn json_error(path: &str, key: String, source: serde_json::Error) -> Error {
     Error::Json { path: path.to_string(), at, source }
 }
 
-/// What was saved in place of a file.
+/// The kind of content that was saved in place of a file.
 enum SavedInstead {
     /// The text that Git LFS stores in a repository instead of the file.
     LfsPointer,

@@ -128,7 +128,7 @@ struct TextIds {
     all: usize,
 }
 
-/// What the windows of a text have in common.
+/// The question of the windows of a text, and their numbers of tokens.
 struct WindowSpace {
     /// The token ids of the question.
     question: Option<Vec<u32>>,
