@@ -1,5 +1,5 @@
 //! Benchmarks BERT-base with random weights on a GPU, after a comparison with the CPU in f32:
-//! `cargo bench -p bert-benches --features cuda --bench gpu`. benches/peers/gpu.py compares the
+//! `cargo bench -p encodle-benches --features cuda --bench gpu`. benches/peers/gpu.py compares the
 //! times with PyTorch's. The program needs no files, so that it can be copied to a machine with a
 //! GPU. An argument `DTYPE/CASE`, for example `f16/64x128`, selects one case.
 //!

@@ -1,5 +1,5 @@
 //! Kernels at the sizes of BERT-base, and the CPU's peak rate:
-//! `cargo bench -p bert-benches --bench kernels`.
+//! `cargo bench -p encodle-benches --bench kernels`.
 //!
 //! An item of a matrix product or of attention is one operation (a multiply-add is two), so Gitem/s
 //! is GFLOP/s. Each bench checks some elements of its result before it measures.

@@ -1,5 +1,5 @@
 //! Benchmarks in f32, bf16 and int8: BERT-base with random weights on packed tokens, and
-//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench -p bert-benches --bench models`.
+//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench -p encodle-benches --bench models`.
 //! An item is a token for BERT-base and a text for MiniLM.
 
 use std::{collections::HashMap, sync::LazyLock};

@@ -1,4 +1,4 @@
-//! The `bert` command: output, errors and exit codes.
+//! The `encodle` command: output, errors and exit codes.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -13,10 +13,11 @@ use crate::support::{MINILM, golden, golden_copy};
 
 /// Selects the CPU, with which the tests compute the expected vectors, and turns off the cache of
 /// packed weights.
-pub const ENVIRONMENT: [(&str, &str); 2] = [("BERT_DEVICE", "cpu"), ("BERT_PACKED_CACHE", "off")];
+pub const ENVIRONMENT: [(&str, &str); 2] =
+    [("ENCODLE_DEVICE", "cpu"), ("ENCODLE_PACKED_CACHE", "off")];
 
-pub fn bert(arguments: &[&str], stdin: &[u8]) -> Assert {
-    cargo_bin_cmd!("bert").envs(ENVIRONMENT).args(arguments).write_stdin(stdin).assert()
+pub fn encodle(arguments: &[&str], stdin: &[u8]) -> Assert {
+    cargo_bin_cmd!("encodle").envs(ENVIRONMENT).args(arguments).write_stdin(stdin).assert()
 }
 
 pub fn stdout(assert: Assert) -> String {
@@ -35,7 +36,7 @@ fn embed_table_shows_dimensions_values_and_cosines() {
     let texts =
         ["A man is eating food.", "A man is eating a piece of bread.", "The new movie is awesome."];
     let arguments = [&["embed", "--format", "table"], &texts[..]].concat();
-    let table = stdout(bert(&arguments, b"").success());
+    let table = stdout(encodle(&arguments, b"").success());
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines[0], "3 texts, 384 dimensions");
     assert!(lines[2].ends_with("cos 1   cos 2   cos 3"), "{table}");
@@ -48,7 +49,7 @@ fn embed_table_shows_dimensions_values_and_cosines() {
 #[test]
 fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
     let output =
-        stdout(bert(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());
+        stdout(encodle(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());
     let texts = ["I love AI", "", "\"quoted\""];
     let expected: Vec<Vec<f32>> =
         Embedder::from_dir(MINILM, Precision::F32, &Device::Cpu)?.embed(&texts)?.to_vec2()?;
@@ -68,7 +69,7 @@ fn dtype_is_applied_and_zero_threads_are_refused() -> anyhow::Result<()> {
     let embed = |dtype: &str| -> anyhow::Result<Vec<f32>> {
         let arguments = ["embed", "--dtype", dtype, "--threads", "1", "I love AI"];
         let line: serde_json::Value =
-            serde_json::from_str(&stdout(bert(&arguments, b"").success()))?;
+            serde_json::from_str(&stdout(encodle(&arguments, b"").success()))?;
         Ok(serde_json::from_value(line["embedding"].clone())?)
     };
     let exact = embed("f32")?;
@@ -78,9 +79,9 @@ fn dtype_is_applied_and_zero_threads_are_refused() -> anyhow::Result<()> {
         assert!(cosine > least && cosine < 1.0 && got != exact, "{dtype}: {cosine}");
     }
     assert_eq!(
-        stderr(bert(&["embed", "--threads", "0", "a"], b"").code(2)),
-        "bert: invalid value '0' for '--threads <N>': expected a whole number of at least 1; \
-         see bert embed --help"
+        stderr(encodle(&["embed", "--threads", "0", "a"], b"").code(2)),
+        "encodle: invalid value '0' for '--threads <N>': expected a whole number of at least 1; \
+         see encodle embed --help"
     );
     Ok(())
 }
@@ -89,9 +90,13 @@ fn dtype_is_applied_and_zero_threads_are_refused() -> anyhow::Result<()> {
 #[test]
 fn device_is_applied() -> anyhow::Result<()> {
     let on_cpu = vector(&["--device", "cpu", "a"])?;
-    let mut plain = cargo_bin_cmd!("bert");
-    let plain =
-        plain.envs(ENVIRONMENT).env_remove("BERT_DEVICE").args(["embed", "a"]).assert().success();
+    let mut plain = cargo_bin_cmd!("encodle");
+    let plain = plain
+        .envs(ENVIRONMENT)
+        .env_remove("ENCODLE_DEVICE")
+        .args(["embed", "a"])
+        .assert()
+        .success();
     let message = String::from_utf8_lossy(&plain.get_output().stderr).into_owned();
     match cfg!(feature = "cuda") {
         true => assert!(message.contains("using cuda:0") || message.contains("using the CPU")),
@@ -101,25 +106,25 @@ fn device_is_applied() -> anyhow::Result<()> {
         let line: serde_json::Value = serde_json::from_str(&stdout(plain))?;
         assert_eq!(serde_json::from_value::<Vec<f32>>(line["embedding"].clone())?, on_cpu);
         assert_eq!(vector(&["--device", "auto", "a"])?, on_cpu);
-        let error = stderr(bert(&["embed", "--device", "cuda", "a"], b"").code(1));
+        let error = stderr(encodle(&["embed", "--device", "cuda", "a"], b"").code(1));
         assert!(error.contains("expected"), "{error}");
     }
     #[cfg(not(feature = "cuda"))]
     assert_eq!(
-        stderr(bert(&["embed", "--device", "cuda:1", "a"], b"").code(1)),
-        "bert: this binary was built without CUDA support: expected --device cpu or auto; \
+        stderr(encodle(&["embed", "--device", "cuda:1", "a"], b"").code(1)),
+        "encodle: this binary was built without CUDA support: expected --device cpu or auto; \
          rebuild it with --features cuda to use a GPU"
     );
     assert_eq!(
-        stderr(bert(&["embed", "--device", "gpu", "a"], b"").code(2)),
-        "bert: invalid value 'gpu' for '--device <DEVICE>': expected cpu, cuda, cuda:N or auto; \
-         see bert embed --help"
+        stderr(encodle(&["embed", "--device", "gpu", "a"], b"").code(2)),
+        "encodle: invalid value 'gpu' for '--device <DEVICE>': expected cpu, cuda, cuda:N or auto; \
+         see encodle embed --help"
     );
     Ok(())
 }
 
 fn vector(arguments: &[&str]) -> anyhow::Result<Vec<f32>> {
-    let line = stdout(bert(&[&["embed"], arguments].concat(), b"").success());
+    let line = stdout(encodle(&[&["embed"], arguments].concat(), b"").success());
     let line: serde_json::Value = serde_json::from_str(&line)?;
     Ok(serde_json::from_value(line["embedding"].clone())?)
 }
@@ -140,20 +145,20 @@ fn prompts_pooling_and_dimensions_are_applied() -> anyhow::Result<()> {
     assert_eq!(pooled, plain);
     assert_eq!(vector(&["--model", MINILM, "--pooling", "cls,max", "why"])?.len(), 768);
     assert_eq!(
-        stderr(bert(&["embed", "--prompt-name", "topic", "why"], b"").code(1)),
-        "bert: prompt \"topic\" is unknown: expected none, since the model has no prompts; \
+        stderr(encodle(&["embed", "--prompt-name", "topic", "why"], b"").code(1)),
+        "encodle: prompt \"topic\" is unknown: expected none, since the model has no prompts; \
          pass the prompt's text instead"
     );
     assert_eq!(
-        stderr(bert(&["embed", "--dimensions", "385", "why"], b"").code(1)),
-        "bert: embeddings cannot be truncated to dimension 385: expected 1 to 384 (the \
+        stderr(encodle(&["embed", "--dimensions", "385", "why"], b"").code(1)),
+        "encodle: embeddings cannot be truncated to dimension 385: expected 1 to 384 (the \
          dimension of the model's embeddings)"
     );
     assert_eq!(
-        stderr(bert(&["embed", "--model", MINILM, "--pooling", "median", "why"], b"").code(2)),
-        "bert: invalid value 'median' for '--pooling <MODE>': pooling mode \"median\" is unknown: \
+        stderr(encodle(&["embed", "--model", MINILM, "--pooling", "median", "why"], b"").code(2)),
+        "encodle: invalid value 'median' for '--pooling <MODE>': pooling mode \"median\" is unknown: \
          expected one of cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken; \
-         see bert embed --help"
+         see encodle embed --help"
     );
     Ok(())
 }
@@ -162,13 +167,13 @@ fn prompts_pooling_and_dimensions_are_applied() -> anyhow::Result<()> {
 fn long_texts_are_truncated_refused_or_split() {
     let long = "and ".repeat(300);
     assert_eq!(
-        stderr(bert(&["embed", "short", &long, &long], b"").success()),
-        "bert: 2 texts truncated to 256 tokens: 92 tokens removed; \
+        stderr(encodle(&["embed", "short", &long, &long], b"").success()),
+        "encodle: 2 texts truncated to 256 tokens: 92 tokens removed; \
          --long-texts windows embeds all tokens"
     );
     assert_eq!(
-        stderr(bert(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
-        "bert: the list of texts, item 1: text \"and and and and and and and and and and \" has \
+        stderr(encodle(&["embed", "--long-texts", "refuse", &long], b"").code(1)),
+        "encodle: the list of texts, item 1: text \"and and and and and and and and and and \" has \
          302 tokens: expected at most 256; shorten it, or enable truncation or splitting into \
          windows"
     );
@@ -176,14 +181,14 @@ fn long_texts_are_truncated_refused_or_split() {
     let output = dir.path().join("vectors.npy");
     let refuse = ["embed", "--long-texts", "refuse"];
     let input = format!("short\n{long}\nlast\n");
-    let refused = bert(&refuse, input.as_bytes()).code(1);
+    let refused = encodle(&refuse, input.as_bytes()).code(1);
     assert!(stdout(refused).starts_with("{\"text\":\"short\",\"embedding\":["));
     let npy = ["--output", output.to_str().expect("UTF-8")];
     for output in [&[][..], &["--format", "table"], &npy] {
-        let error = stderr(bert(&[&refuse[..], output].concat(), input.as_bytes()).code(1));
-        assert!(error.starts_with("bert: standard input, line 2: text \"and and"), "{error}");
+        let error = stderr(encodle(&[&refuse[..], output].concat(), input.as_bytes()).code(1));
+        assert!(error.starts_with("encodle: standard input, line 2: text \"and and"), "{error}");
     }
-    let windows = bert(&["embed", "--long-texts", "windows", &long], b"").success();
+    let windows = encodle(&["embed", "--long-texts", "windows", &long], b"").success();
     assert!(windows.get_output().stderr.is_empty());
 }
 
@@ -192,7 +197,7 @@ fn every_command_that_truncates_warns() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let corpus = dir.path().join("corpus.npy");
     let corpus = corpus.to_str().expect("UTF-8");
-    bert(&["embed", "--output", corpus, "a cab"], b"").success();
+    encodle(&["embed", "--output", corpus, "a cab"], b"").success();
     let head = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
     let (sequence, score, masked) = (head("sequence"), head("score"), head("masked_lm"));
     let (long, longer) = ("dead beef ".repeat(30), "and ".repeat(300));
@@ -205,24 +210,24 @@ fn every_command_that_truncates_warns() -> anyhow::Result<()> {
         &["rerank", "--model", &score, "--query", "bad", &long],
         &["fill-mask", "--model", &masked, &masked_text],
     ] {
-        let warning = stderr(bert(arguments, b"").success());
+        let warning = stderr(encodle(arguments, b"").success());
         assert!(
-            warning.starts_with("bert: 1 ")
+            warning.starts_with("encodle: 1 ")
                 && warning.contains(" truncated to ")
                 && warning.ends_with(" tokens removed"),
             "{arguments:?}: {warning}"
         );
     }
-    let warning = stderr(bert(&["attention", &longer], b"").success());
-    assert_eq!(warning, "bert: 1 text truncated to 256 tokens: 46 tokens removed");
-    let warning = stderr(bert(&["attention", &longer, "--pair", "a"], b"").success());
-    assert_eq!(warning, "bert: 1 pair of texts truncated to 256 tokens: 48 tokens removed");
+    let warning = stderr(encodle(&["attention", &longer], b"").success());
+    assert_eq!(warning, "encodle: 1 text truncated to 256 tokens: 46 tokens removed");
+    let warning = stderr(encodle(&["attention", &longer, "--pair", "a"], b"").success());
+    assert_eq!(warning, "encodle: 1 pair of texts truncated to 256 tokens: 48 tokens removed");
     // `tag` and `answer` split long texts into windows and truncate nothing.
     for arguments in [
         &["tag", "--model", &head("tagger"), &long][..],
         &["answer", "--model", &head("answer"), "--question", "bad", &long],
     ] {
-        assert!(bert(arguments, b"").success().get_output().stderr.is_empty(), "{arguments:?}");
+        assert!(encodle(arguments, b"").success().get_output().stderr.is_empty(), "{arguments:?}");
     }
     Ok(())
 }
@@ -230,15 +235,15 @@ fn every_command_that_truncates_warns() -> anyhow::Result<()> {
 #[test]
 fn a_mask_that_truncation_removes_is_an_error() {
     let model = golden("heads/masked_lm").to_str().unwrap().to_string();
-    let error = |text: &str| stderr(bert(&["fill-mask", "--model", &model, text], b"").code(1));
+    let error = |text: &str| stderr(encodle(&["fill-mask", "--model", &model, text], b"").code(1));
     let long = "b ".repeat(60);
     let removed = error(&format!("a [MASK] {long}[MASK]"));
     assert!(removed.contains("truncation would remove 1 of its mask tokens"), "{removed}");
     assert!(error(&format!("{long}[MASK] [MASK]")).contains("would remove 2 of its mask tokens"));
     let input = format!("\n[MASK]\n{long}\n");
-    let no_mask = stderr(bert(&["fill-mask", "--model", &model], input.as_bytes()).code(1));
+    let no_mask = stderr(encodle(&["fill-mask", "--model", &model], input.as_bytes()).code(1));
     assert!(
-        no_mask.starts_with("bert: standard input, line 1: text \"\" has no mask"),
+        no_mask.starts_with("encodle: standard input, line 1: text \"\" has no mask"),
         "{no_mask}"
     );
 }
@@ -248,9 +253,9 @@ fn a_question_that_is_too_long_is_an_error() {
     let model = golden("heads/answer").to_str().unwrap().to_string();
     let question = "bad ".repeat(400);
     let arguments = ["answer", "--model", &model, "--question", &question, "a cab"];
-    let error = stderr(bert(&arguments, b"").code(1));
+    let error = stderr(encodle(&arguments, b"").code(1));
     assert!(
-        error.starts_with("bert: question \"bad bad")
+        error.starts_with("encodle: question \"bad bad")
             && error.ends_with(" has 1200 tokens: expected at most 28; shorten it"),
         "{error}"
     );
@@ -259,16 +264,16 @@ fn a_question_that_is_too_long_is_an_error() {
 #[test]
 fn threads_are_limited_to_4_per_cpu() {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let warning = stderr(bert(&["embed", "--threads", "70000", "a"], b"").success());
+    let warning = stderr(encodle(&["embed", "--threads", "70000", "a"], b"").success());
     let expected =
-        format!("bert: using {} threads instead of 70000: the maximum is 4 per CPU", 4 * cpus);
+        format!("encodle: using {} threads instead of 70000: the maximum is 4 per CPU", 4 * cpus);
     assert_eq!(warning, expected);
-    let mut command = cargo_bin_cmd!("bert");
+    let mut command = cargo_bin_cmd!("encodle");
     let by_variable =
         command.envs(ENVIRONMENT).env("RAYON_NUM_THREADS", "70000").args(["embed", "a"]);
     assert_eq!(stderr(by_variable.assert().success()), expected);
     let most = (4 * cpus).to_string();
-    let within = bert(&["embed", "--threads", &most, "a"], b"").success();
+    let within = encodle(&["embed", "--threads", &most, "a"], b"").success();
     assert!(within.get_output().stderr.is_empty());
 }
 
@@ -291,12 +296,12 @@ fn cosines_of_a_model_trained_for_another_similarity_print_a_warning() -> anyhow
         ),
     ] {
         std::fs::write(&settings, format!(r#"{{"similarity_fn_name": "{name}"}}"#))?;
-        let warning = stderr(bert(&["similarity", "--model", model, "a", "b"], b"").success());
-        assert_eq!(warning, format!("bert: the model's similarity_fn_name {expected}"));
+        let warning = stderr(encodle(&["similarity", "--model", model, "a", "b"], b"").success());
+        assert_eq!(warning, format!("encodle: the model's similarity_fn_name {expected}"));
         let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
         assert_eq!(embedder.similarity_fn_name(), if name == "dot" { name } else { "cosine" });
     }
-    let quiet = bert(&["embed", "--model", model, "a"], b"").success();
+    let quiet = encodle(&["embed", "--model", model, "a"], b"").success();
     assert!(quiet.get_output().stderr.is_empty(), "vectors do not depend on the similarity");
     Ok(())
 }
@@ -328,7 +333,7 @@ fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
     let model = dir.path().to_str().expect("UTF-8");
     let rank = |query: &str, more: &[&str]| {
         let arguments = [&["rerank", "--model", model, "--query", query], more, &["a", "fade"]];
-        stdout(bert(&arguments.concat(), b"").success())
+        stdout(encodle(&arguments.concat(), b"").success())
     };
     let bare = rank("cab", &["--prompt", ""]);
     assert_eq!(rank("cab", &[]), rank("bad cab", &["--prompt", ""]));
@@ -336,17 +341,17 @@ fn cross_encoder_prompts_are_put_before_the_query() -> anyhow::Result<()> {
     assert_eq!(rank("cab", &["--prompt-name", "topic"]), rank("a cab cab", &["--prompt", ""]));
     let unknown = ["rerank", "--model", model, "--query", "a", "--prompt-name", "x", "b"];
     assert_eq!(
-        stderr(bert(&unknown, b"").code(1)),
-        "bert: prompt \"x\" is unknown: expected one of topic, web"
+        stderr(encodle(&unknown, b"").code(1)),
+        "encodle: prompt \"x\" is unknown: expected one of topic, web"
     );
     // The folder has no pooling. Commands that compute no embeddings can run the model.
-    let inspected = stdout(bert(&["inspect", model], b"").success());
+    let inspected = stdout(encodle(&["inspect", model], b"").success());
     assert!(
         inspected.contains("runs as      EncoderModel, EncoderForSequenceClassification\n"),
         "{inspected}"
     );
-    bert(&["attention", "--model", model, "a cab"], b"").success();
-    bert(&["classify", "--model", model, "a cab"], b"").success();
+    encodle(&["attention", "--model", model, "a cab"], b"").success();
+    encodle(&["classify", "--model", model, "a cab"], b"").success();
     Ok(())
 }
 
@@ -358,7 +363,7 @@ fn labels_with_the_same_name_have_separate_scores() -> anyhow::Result<()> {
     config["id2label"] = serde_json::json!({"0": "x", "1": "y", "2": "x"});
     std::fs::write(dir.path().join("config.json"), config.to_string())?;
     let model = dir.path().to_str().expect("UTF-8");
-    let line = stdout(bert(&["classify", "--model", model, "a cab"], b"").success());
+    let line = stdout(encodle(&["classify", "--model", model, "a cab"], b"").success());
     let line: serde_json::Value = serde_json::from_str(&line)?;
     let names: Vec<&String> = line["scores"].as_object().expect("scores").keys().collect();
     assert_eq!(names, ["x (0)", "y", "x (2)"]);
@@ -394,10 +399,13 @@ fn texts_before_a_refused_one_are_classified_and_the_error_names_its_line() -> a
     let class = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
     std::fs::write(dir.path().join("tokenizer_config.json"), class)?;
     let model = dir.path().to_str().expect("UTF-8");
-    let run = bert(&["classify", "--model", model], b"a cab\nfade\n\nbad\n").code(1);
+    let run = encodle(&["classify", "--model", model], b"a cab\nfade\n\nbad\n").code(1);
     assert_eq!(run.get_output().stdout.split(|&byte| byte == b'\n').count(), 3); // 2 lines
     let error = stderr(run);
-    assert!(error.starts_with("bert: standard input, line 3: text \"\" has no tokens"), "{error}");
+    assert!(
+        error.starts_with("encodle: standard input, line 3: text \"\" has no tokens"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -408,7 +416,7 @@ fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     };
     let classified = lines(stdout(
-        bert(&["classify", "--model", &folder("sequence")], b"a cab\nfade\n").success(),
+        encodle(&["classify", "--model", &folder("sequence")], b"a cab\nfade\n").success(),
     ))?;
     assert_eq!(classified.len(), 2);
     for line in &classified {
@@ -419,18 +427,20 @@ fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     }
     let model = folder("masked_lm");
     let arguments = ["fill-mask", "--model", &model, "--top", "2", "a [MASK] cab"];
-    let filled = lines(stdout(bert(&arguments, b"").success()))?;
+    let filled = lines(stdout(encodle(&arguments, b"").success()))?;
     assert_eq!(filled[0]["gaps"][0].as_array().unwrap().len(), 2, "{filled:?}");
     let model = folder("score");
     let arguments = ["rerank", "--model", &model, "--query", "bad cab", "a cab", "", "yz", "fade"];
-    let ranked = lines(stdout(bert(&arguments, b"").success()))?;
+    let ranked = lines(stdout(encodle(&arguments, b"").success()))?;
     let order: Vec<u64> = ranked.iter().map(|line| line["document"].as_u64().unwrap()).collect();
     assert_eq!(order, [2, 3, 1, 4]);
-    let top = lines(stdout(bert(&[&arguments[..], &["--top", "1"]].concat(), b"").success()))?;
+    let top = lines(stdout(encodle(&[&arguments[..], &["--top", "1"]].concat(), b"").success()))?;
     assert_eq!(top, ranked[..1]);
     assert_eq!(
-        stderr(bert(&["rerank", "--model", &folder("sequence"), "--query", "a", "b"], b"").code(1)),
-        "bert: number of labels 3 is invalid: expected 1, for reranking"
+        stderr(
+            encodle(&["rerank", "--model", &folder("sequence"), "--query", "a", "b"], b"").code(1)
+        ),
+        "encodle: number of labels 3 is invalid: expected 1, for reranking"
     );
     Ok(())
 }
@@ -447,7 +457,7 @@ fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
     let text = "Café bead, Abba (cab) ébb faced";
     let tagger = folder("tagger");
     let arguments = ["tag", "--model", &tagger, "--join", "max", text, ""];
-    let output = stdout(bert(&arguments, b"").success());
+    let output = stdout(encodle(&arguments, b"").success());
     let lines: Vec<serde_json::Value> =
         output.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let entities = lines[0]["entities"].as_array().unwrap();
@@ -459,7 +469,7 @@ fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
     let model = folder("answer");
     let arguments = ["answer", "--model", &model, "--question", "bad?", "--top", "2"];
     let line: serde_json::Value =
-        serde_json::from_str(&stdout(bert(&arguments, text.as_bytes()).success()))?;
+        serde_json::from_str(&stdout(encodle(&arguments, text.as_bytes()).success()))?;
     let answers = line["answers"].as_array().unwrap();
     assert_eq!((answers.len(), &answers[0]["text"]), (2, &"bead".into()));
     answers.iter().for_each(|answer| check_span(text, answer));
@@ -470,7 +480,7 @@ fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
 #[test]
 fn attention_is_printed_as_a_table() {
     let printed = |arguments: &[&str]| {
-        stdout(bert(&[&["attention", "I love AI"], arguments].concat(), b"").success())
+        stdout(encodle(&[&["attention", "I love AI"], arguments].concat(), b"").success())
     };
     let table = printed(&["--layer", "2", "--head", "3"]);
     let lines: Vec<&str> = table.lines().collect();
@@ -487,16 +497,16 @@ fn attention_is_printed_as_a_table() {
     assert!(printed(&[]).starts_with("layer 5, mean of 12 heads\n"));
     assert_eq!(printed(&["--head", "all"]).matches("layer 5, head").count(), 12);
     let long = "word ".repeat(60);
-    let list = stdout(bert(&["attention", &long], b"").success());
+    let list = stdout(encodle(&["attention", &long], b"").success());
     assert_eq!(list.lines().count(), 64, "one line per token: {list}");
     assert_eq!(
-        stderr(bert(&["attention", "--layer", "6", "a"], b"").code(1)),
-        "bert: layer 6 does not exist: expected 0 to 5"
+        stderr(encodle(&["attention", "--layer", "6", "a"], b"").code(1)),
+        "encodle: layer 6 does not exist: expected 0 to 5"
     );
     assert_eq!(
-        stderr(bert(&["attention", "--head", "x", "a"], b"").code(2)),
-        "bert: invalid value 'x' for '--head <H|all|mean>': expected the number of a head (from 0), all or mean; \
-         see bert attention --help"
+        stderr(encodle(&["attention", "--head", "x", "a"], b"").code(2)),
+        "encodle: invalid value 'x' for '--head <H|all|mean>': expected the number of a head (from 0), all or mean; \
+         see encodle attention --help"
     );
 }
 
@@ -507,7 +517,7 @@ fn attention_is_written_as_pictures_and_numbers() -> anyhow::Result<()> {
         let path = dir.path().join(name);
         let path = path.to_str().unwrap();
         let text = "<b> & \"quotes\"";
-        bert(&["attention", text, "--pair", "I love AI", "--output", path], b"").success();
+        encodle(&["attention", text, "--pair", "I love AI", "--output", path], b"").success();
         Ok(std::fs::read_to_string(path)?)
     };
     let html = write("a.html")?;
@@ -532,15 +542,17 @@ fn attention_is_written_as_pictures_and_numbers() -> anyhow::Result<()> {
     assert!(csv.contains(",\"\"\"\","), "a quote is doubled");
 
     let path = dir.path().join("a.jpg");
-    let line = stderr(bert(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(2));
+    let line =
+        stderr(encodle(&["attention", "a", "--output", path.to_str().unwrap()], b"").code(2));
     assert!(
         line.ends_with(
             "has an unknown extension: expected .html, .svg, .png, .csv or .json; \
-             see bert attention --help"
+             see encodle attention --help"
         ),
         "{line}"
     );
-    let line = stderr(bert(&["attention", "a", "--output", "no/such/folder/a.svg"], b"").code(1));
+    let line =
+        stderr(encodle(&["attention", "a", "--output", "no/such/folder/a.svg"], b"").code(1));
     assert!(
         line.ends_with("no/such/folder/a.svg cannot be written: expected its directory to exist"),
         "{line}"
@@ -560,7 +572,7 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
     let (both, decoder) = (folder("bert2bert")?, folder("bert_lm")?);
     let run = |dir: &tempfile::TempDir, more: &[&str]| {
         let model = dir.path().to_str().unwrap();
-        bert(&[&["attention", "--model", model, "a cab"], more].concat(), b"")
+        encodle(&[&["attention", "--model", model, "a cab"], more].concat(), b"")
     };
     let json = |dir: &tempfile::TempDir, more: &[&str]| -> anyhow::Result<serde_json::Value> {
         let path = dir.path().join("out.json");
@@ -626,11 +638,12 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
         (&long, &["--kind", "cross", "--pair", &long], &["text", "text of the decoder"]),
         ("a", &["--kind", "encoder", "--pair", &long], &[]),
     ] {
-        let output = bert(&[&["attention", "--model", model, text], more].concat(), b"").success();
+        let output =
+            encodle(&[&["attention", "--model", model, text], more].concat(), b"").success();
         let warnings = String::from_utf8(output.get_output().stderr.clone())?;
         let found: Vec<&str> = warnings
             .lines()
-            .map(|line| line.trim_start_matches("bert: 1 ").split(" truncated").next().unwrap())
+            .map(|line| line.trim_start_matches("encodle: 1 ").split(" truncated").next().unwrap())
             .collect();
         assert_eq!(found, nouns, "{more:?}: {warnings}");
     }
@@ -646,11 +659,11 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
     assert_eq!(json(&decoder, &[])?["tokens"], keys);
     assert_eq!(
         stderr(run(&decoder, &["--pair", "b"]).code(1)),
-        "bert: the model is a decoder, which reads one text: expected no second text, got \"b\""
+        "encodle: the model is a decoder, which reads one text: expected no second text, got \"b\""
     );
     assert_eq!(
         stderr(run(&decoder, &["--kind", "cross"]).code(1)),
-        "bert: the model has no cross attention: expected --kind decoder"
+        "encodle: the model has no cross attention: expected --kind decoder"
     );
     Ok(())
 }
@@ -659,29 +672,29 @@ fn attention_shows_decoders_and_cross_attention() -> anyhow::Result<()> {
 fn similarity_and_compare_print_cosines() {
     let [a, b, c] =
         ["A man is eating food.", "A man is eating bread.", "The new movie is awesome."];
-    assert_eq!(stdout(bert(&["similarity", a, b], b"").success()), "0.744196\n");
-    let table = stdout(bert(&["compare", a, b, c], b"").success());
+    assert_eq!(stdout(encodle(&["similarity", a, b], b"").success()), "0.744196\n");
+    let table = stdout(encodle(&["compare", a, b, c], b"").success());
     assert!(table.lines().nth(1).unwrap().ends_with("1.000   0.744  -0.046"), "{table}");
-    bert(&["compare", a], b"").code(2);
+    encodle(&["compare", a], b"").code(2);
 }
 
 #[test]
 fn completions_and_manual_pages_are_printed() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
-        let script = stdout(bert(&["completions", shell], b"").success());
+        let script = stdout(encodle(&["completions", shell], b"").success());
         assert!(script.contains("fill-mask"), "{shell}");
     }
-    assert!(stdout(bert(&["man"], b"").success()).contains(".TH bert 1"));
-    assert!(stdout(bert(&["man", "attention"], b"").success()).contains("I love AI"));
+    assert!(stdout(encodle(&["man"], b"").success()).contains(".TH encodle 1"));
+    assert!(stdout(encodle(&["man", "attention"], b"").success()).contains("I love AI"));
     assert_eq!(
-        stderr(bert(&["man", "embd"], b"").code(2)),
-        "bert: command \"embd\" does not exist; see bert man --help"
+        stderr(encodle(&["man", "embd"], b"").code(2)),
+        "encodle: command \"embd\" does not exist; see encodle man --help"
     );
 }
 
 #[test]
 fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
-    let text = stdout(bert(&["inspect", MINILM], b"").success());
+    let text = stdout(encodle(&["inspect", MINILM], b"").success());
     for line in [
         "tensors      103 of f16; 22713216 values",
         "architecture BERT encoder",
@@ -696,7 +709,7 @@ fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
     }
     let folder = golden("bert2bert");
     let folder = folder.to_str().unwrap();
-    let json = stdout(bert(&["inspect", "--format", "json", folder], b"").success());
+    let json = stdout(encodle(&["inspect", "--format", "json", folder], b"").success());
     let json: serde_json::Value = serde_json::from_str(&json)?;
     assert_eq!(
         (&json["architecture"], &json["runs_as"][0]),
@@ -707,7 +720,7 @@ fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
     let config = std::fs::read_to_string(golden("bert_gelu/config.json"))?;
     let config = config.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
     std::fs::write(broken.path().join("config.json"), config)?;
-    let text = stdout(bert(&["inspect", broken.path().to_str().unwrap()], b"").code(1));
+    let text = stdout(encodle(&["inspect", broken.path().to_str().unwrap()], b"").code(1));
     assert!(text.contains("runs as      none"), "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("problem")).count(), 16, "{text}");
     Ok(())
@@ -715,30 +728,30 @@ fn inspect_describes_a_model_and_its_problems() -> anyhow::Result<()> {
 
 #[test]
 fn empty_input_is_not_an_error() {
-    assert_eq!(stdout(bert(&["embed"], b"").success()), "");
+    assert_eq!(stdout(encodle(&["embed"], b"").success()), "");
     assert_eq!(
-        stdout(bert(&["embed", "--format", "table"], b"").success()),
+        stdout(encodle(&["embed", "--format", "table"], b"").success()),
         "0 texts, 384 dimensions\n"
     );
 }
 
 #[test]
 fn invalid_input_prints_one_line_and_exits_with_1() {
-    let assert = bert(&["embed"], b"good\nna\xefve\n").code(1);
+    let assert = encodle(&["embed"], b"good\nna\xefve\n").code(1);
     assert_eq!(stdout(assert).lines().count(), 1, "the texts before the error are written");
     assert_eq!(
-        stderr(bert(&["embed"], b"good\nna\xefve\n").code(1)),
-        "bert: standard input, line 2: expected UTF-8, got an invalid byte at position 3"
+        stderr(encodle(&["embed"], b"good\nna\xefve\n").code(1)),
+        "encodle: standard input, line 2: expected UTF-8, got an invalid byte at position 3"
     );
     assert_eq!(
-        stderr(bert(&["embed", "--model", "no/such/model", "a"], b"").code(1)),
-        "bert: model \"no/such/model\" not found: expected a folder, a weights file, or \
+        stderr(encodle(&["embed", "--model", "no/such/model", "a"], b"").code(1)),
+        "encodle: model \"no/such/model\" not found: expected a folder, a weights file, or \
          org/name[@revision] on the hub"
     );
     let no_json = tempfile::tempdir().unwrap();
     std::fs::write(no_json.path().join("modules.json"), "[").unwrap();
     let folder = no_json.path().to_str().unwrap();
-    let line = stderr(bert(&["embed", "--model", folder, "a"], b"").code(1));
+    let line = stderr(encodle(&["embed", "--model", folder, "a"], b"").code(1));
     assert!(line.contains("modules.json cannot be parsed: "), "{line}");
 }
 
@@ -752,7 +765,7 @@ fn a_full_standard_error_does_not_change_the_exit_code() -> anyhow::Result<()> {
         (&["embed", "--formt", "table"], 2),
     ] {
         let full = std::fs::File::options().write(true).open("/dev/full")?;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bert"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_encodle"));
         let status = command.envs(ENVIRONMENT).args(arguments).stderr(full).status()?;
         assert_eq!(status.code(), Some(code), "{arguments:?}");
     }
@@ -763,7 +776,7 @@ fn a_full_standard_error_does_not_change_the_exit_code() -> anyhow::Result<()> {
 #[test]
 fn help_that_cannot_be_printed_is_an_error() -> anyhow::Result<()> {
     let full = std::fs::File::options().write(true).open("/dev/full")?;
-    let status = Command::new(env!("CARGO_BIN_EXE_bert")).arg("--help").stdout(full).status()?;
+    let status = Command::new(env!("CARGO_BIN_EXE_encodle")).arg("--help").stdout(full).status()?;
     assert_eq!(status.code(), Some(1));
     Ok(())
 }
@@ -771,42 +784,44 @@ fn help_that_cannot_be_printed_is_an_error() -> anyhow::Result<()> {
 #[test]
 fn a_usage_error_prints_one_line_and_exits_with_2() {
     assert_eq!(
-        stderr(bert(&["embed", "--formt", "table"], b"").code(2)),
-        "bert: unexpected argument '--formt' found; \
-         tip: a similar argument exists: '--format'; see bert embed --help"
+        stderr(encodle(&["embed", "--formt", "table"], b"").code(2)),
+        "encodle: unexpected argument '--formt' found; \
+         tip: a similar argument exists: '--format'; see encodle embed --help"
     );
     assert_eq!(
-        stderr(bert(&["embed", "--format", "xml"], b"").code(2)),
-        "bert: invalid value 'xml' for '--format <FORMAT>'; \
-         [possible values: table, jsonl, npy, parquet, arrow]; see bert embed --help"
+        stderr(encodle(&["embed", "--format", "xml"], b"").code(2)),
+        "encodle: invalid value 'xml' for '--format <FORMAT>'; \
+         [possible values: table, jsonl, npy, parquet, arrow]; see encodle embed --help"
     );
     for command in ["answer", "fill-mask", "rerank", "search"] {
         assert_eq!(
-            stderr(bert(&[command, "--top", "0"], b"").code(2)),
+            stderr(encodle(&[command, "--top", "0"], b"").code(2)),
             format!(
-                "bert: invalid value '0' for '--top <N>': expected a whole number of at least 1; \
-                 see bert {command} --help"
+                "encodle: invalid value '0' for '--top <N>': expected a whole number of at least 1; \
+                 see encodle {command} --help"
             )
         );
     }
     assert_eq!(
-        stderr(bert(&["embd"], b"").code(2)),
-        "bert: unrecognized subcommand 'embd'; \
-         tip: a similar subcommand exists: 'embed'; see bert --help"
+        stderr(encodle(&["embd"], b"").code(2)),
+        "encodle: unrecognized subcommand 'embd'; \
+         tip: a similar subcommand exists: 'embed'; see encodle --help"
     );
-    let help = stdout(bert(&["embed", "--help"], b"").success());
+    let help = stdout(encodle(&["embed", "--help"], b"").success());
     assert!(help.contains("--model <MODEL>"), "{help}");
     for arguments in [&["help", "--help"][..], &["help", "-h"], &["help"]] {
-        let help = stdout(bert(arguments, b"").success());
-        assert!(help.contains("Usage: bert <COMMAND>"), "{help}");
+        let help = stdout(encodle(arguments, b"").success());
+        assert!(help.contains("Usage: encodle <COMMAND>"), "{help}");
     }
-    assert!(stdout(bert(&["help", "embed", "--help"], b"").success()).contains("--model <MODEL>"));
+    assert!(
+        stdout(encodle(&["help", "embed", "--help"], b"").success()).contains("--model <MODEL>")
+    );
 }
 
 /// The reader closes the pipe after one line, before the output is complete.
 #[test]
 fn a_closed_pipe_is_not_an_error() -> anyhow::Result<()> {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_encodle"))
         .envs(ENVIRONMENT)
         .args(["embed", "--model", MINILM])
         .stdin(Stdio::piped())
@@ -826,10 +841,10 @@ fn a_closed_pipe_is_not_an_error() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The peak resident memory of a process of `bert`, in bytes, and its exit code.
+/// The peak resident memory of a process of `encodle`, in bytes, and its exit code.
 #[cfg(target_os = "linux")]
 fn peak_memory(arguments: &[&str]) -> anyhow::Result<(u64, Option<i32>)> {
-    let mut process = Command::new(assert_cmd::cargo::cargo_bin!("bert"));
+    let mut process = Command::new(assert_cmd::cargo::cargo_bin!("encodle"));
     let process = process.envs(ENVIRONMENT).args(arguments).stdout(Stdio::null());
     let mut process = process.stderr(Stdio::null()).spawn()?;
     let status = format!("/proc/{}/status", process.id());

@@ -1,4 +1,4 @@
-//! `bert embed --input FILE --output FILE` and `bert search`: formats, invalid records, interrupted
+//! `encodle embed --input FILE --output FILE` and `encodle search`: formats, invalid records, interrupted
 //! runs.
 
 use std::{
@@ -26,7 +26,7 @@ use arrow_select::concat::concat_batches;
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 
 use crate::{
-    cli::{ENVIRONMENT, bert, stderr, stdout},
+    cli::{ENVIRONMENT, encodle, stderr, stdout},
     support::golden_copy,
 };
 
@@ -65,7 +65,7 @@ impl Corpora {
         self.dir.path().join(name).to_str().unwrap().to_string()
     }
 
-    /// The arguments of `bert embed`. An argument `@name` becomes the path of the file `name` in
+    /// The arguments of `encodle embed`. An argument `@name` becomes the path of the file `name` in
     /// the folder.
     fn arguments(&self, arguments: &[&str]) -> Vec<String> {
         let model = self.model.path().to_str().unwrap();
@@ -83,7 +83,7 @@ impl Corpora {
     /// [`Self::embed`] with standard input.
     fn embed_stdin(&self, arguments: &[&str], stdin: &[u8]) -> assert_cmd::assert::Assert {
         let arguments = self.arguments(arguments);
-        bert(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), stdin)
+        encodle(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), stdin)
     }
 
     fn error(&self, arguments: &[&str]) -> String {
@@ -188,7 +188,7 @@ fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
                 assert!(text.iter().flatten().eq(texts.iter()), "{name}");
                 assert!(&vectors(&table) == expected, "{name}");
                 assert_eq!(
-                    table.schema().metadata()["bert"],
+                    table.schema().metadata()["encodle"],
                     format!(
                         r#"{{"model":"{}","pooling":[],"normalize":false}}"#,
                         corpora.model.path().display()
@@ -213,11 +213,11 @@ fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     assert!(corpora.usage_error(&half).ends_with("JSONL does not support dtype f16: expected f32"));
     assert_eq!(
         corpora.usage_error(&["--format", "parquet", "a"]),
-        "bert: --format parquet cannot be printed: expected --output FILE; see bert embed --help"
+        "encodle: --format parquet cannot be printed: expected --output FILE; see encodle embed --help"
     );
     let table = ["--input", "@in.txt", "--output", "@out.npy", "--format", "table"];
     let line = corpora.usage_error(&table);
-    assert!(line.starts_with("bert: --format table cannot be written to a file"), "{line}");
+    assert!(line.starts_with("encodle: --format table cannot be written to a file"), "{line}");
     Ok(())
 }
 
@@ -274,12 +274,13 @@ fn outputs_that_cannot_be_replaced_are_refused_before_the_run() -> Result<()> {
         assert_eq!(fs::read_to_string(corpora.path(&input))?, "a cab\n");
         fs::remove_file(corpora.path(&input))?;
     }
-    let error = stderr(bert(&["embed", "--format", "npy", "--output", "-", "a"], b"").code(1));
+    let error = stderr(encodle(&["embed", "--format", "npy", "--output", "-", "a"], b"").code(1));
     assert!(error.contains("- is standard output: expected the name of a file"), "{error}");
     #[cfg(unix)]
     {
-        let error =
-            stderr(bert(&["embed", "--format", "npy", "--output", "/dev/null", "a"], b"").code(1));
+        let error = stderr(
+            encodle(&["embed", "--format", "npy", "--output", "/dev/null", "a"], b"").code(1),
+        );
         assert!(error.contains("/dev/null is not a regular file"), "{error}");
     }
     assert_eq!(corpora.unfinished()?, [""; 0]);
@@ -310,7 +311,7 @@ fn a_failed_rename_keeps_all_vectors() -> Result<()> {
     for ending in ["jsonl", "npy", "parquet"] {
         let (name, output) = (format!("out.{ending}"), format!("@out.{ending}"));
         let arguments = corpora.arguments(&["--input", "@in.txt", "--output", &output, "--resume"]);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_encodle"))
             .envs(ENVIRONMENT)
             .stderr(std::process::Stdio::null())
             .args(&arguments)
@@ -457,7 +458,7 @@ fn integers_are_never_rounded() -> Result<()> {
     let error = stderr(corpora.embed_stdin(&pipe, lines.as_bytes()).code(1));
     assert!(
         error.starts_with(
-            "bert: standard input, line 2501: field \"n\": expected Float64, got 9007199254740993;"
+            "encodle: standard input, line 2501: field \"n\": expected Float64, got 9007199254740993;"
         ),
         "{error}"
     );
@@ -589,7 +590,7 @@ fn extensions_are_case_insensitive_and_unsupported_formats_are_refused() -> Resu
     let (header, numbers) = npy(&corpora.path("U.NPY"), 4)?;
     assert!(header.contains("(1, 24)") && numbers.len() == 24, "{header}");
     let (model, path) = (corpora.model.path().to_str().unwrap(), corpora.path("U.NPY"));
-    bert(&["search", "--model", model, "--corpus", &path, "a"], b"").success();
+    encodle(&["search", "--model", model, "--corpus", &path, "a"], b"").success();
     for name in ["in.json", "in.JSON", "in.xlsx", "in.json.gz", "vectors.npy", "in.txt.gz.gz"] {
         fs::write(corpora.path(name), "[]")?;
         let error = corpora.error(&["--input", &format!("@{name}")]);
@@ -615,12 +616,12 @@ fn a_feather_v1_file_is_refused_by_name() -> Result<()> {
     for (name, run) in [
         (&old[..], corpora.embed(&["--input", &old])),
         ("standard input", corpora.embed_stdin(&stdin, bytes)),
-        (&old, bert(&["search", "--model", model, "--corpus", &old, "a"], b"")),
+        (&old, encodle(&["search", "--model", model, "--corpus", &old, "a"], b"")),
     ] {
         assert_eq!(
             stderr(run.code(1)),
             format!(
-                "bert: {name} is a Feather V1 file: expected Arrow IPC, which is Feather V2; convert \
+                "encodle: {name} is a Feather V1 file: expected Arrow IPC, which is Feather V2; convert \
                  it with pyarrow: feather.write_feather(feather.read_table(FILE), OUTPUT)"
             )
         );
@@ -650,7 +651,7 @@ fn values_without_a_json_form_are_refused_or_null() -> Result<()> {
     let run = corpora.embed(&["--input", "@numbers.arrow", "--output", "@numbers.jsonl"]).success();
     assert_eq!(
         stderr(run),
-        "bert: column \"numbers\": 1 NaN or infinite value was written as null"
+        "encodle: column \"numbers\": 1 NaN or infinite value was written as null"
     );
     let lines = fs::read_to_string(corpora.path("numbers.jsonl"))?;
     assert!(lines.starts_with("{\"text\":\"a\",\"numbers\":null,"), "{lines}");
@@ -1059,7 +1060,7 @@ fn an_interrupted_run_is_resumed() -> Result<()> {
     for ending in ["jsonl", "npy", "parquet", "arrow"] {
         let (whole, output) = (format!("@whole.{ending}"), format!("@out.{ending}"));
         let run = |output: &str| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_bert"));
+            let mut command = Command::new(env!("CARGO_BIN_EXE_encodle"));
             command
                 .envs(ENVIRONMENT)
                 .args(corpora.arguments(&["--input", "@in.txt", "--output", output, "--resume"]));
@@ -1093,7 +1094,7 @@ fn a_terminated_run_leaves_no_incomplete_output() -> Result<()> {
     let corpora = Corpora::new()?;
     let lines = |n| fs::write(corpora.path("in.txt"), "a bad cab\n".repeat(n));
     lines(2_000_000)?; // more than the run embeds before it is terminated
-    let mut child = Command::new(env!("CARGO_BIN_EXE_bert"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_encodle"))
         .envs(ENVIRONMENT)
         .args(corpora.arguments(&["--input", "@in.txt", "--output", "@out.parquet"]))
         .spawn()?;
@@ -1206,8 +1207,8 @@ fn search_loads_a_model_whose_weights_are_a_link() -> Result<()> {
     fs::write(corpora.path("in.txt"), "a bad cab\nh")?;
     let (input, output) = (corpora.path("in.txt"), corpora.path("out.parquet"));
     let model = weights.to_str().unwrap();
-    bert(&["embed", "--model", model, "--input", &input, "--output", &output], b"").success();
-    bert(&["search", "--corpus", &output, "a bad cab"], b"").success();
+    encodle(&["embed", "--model", model, "--input", &input, "--output", &output], b"").success();
+    encodle(&["search", "--corpus", &output, "a bad cab"], b"").success();
     Ok(())
 }
 
@@ -1225,21 +1226,21 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
     let args = ["--input", &input, "--output", &output, "--resume"];
     for model in &spellings {
         let error =
-            stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
+            stderr(encodle(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
         assert!(error.contains("line 2501"), "{error}"); // not an error about settings
     }
     // Another spelling of the input's path, and the format named by an option instead of inferred
     // from the extension.
     let input = format!("{}/./in.jsonl", corpora.dir.path().display());
     let args = ["--input", &input, "--input-format", "jsonl", "--output", &output, "--resume"];
-    let error = stderr(bert(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
+    let error = stderr(encodle(&[&["embed", "--model", model][..], &args].concat(), b"").failure());
     assert!(error.contains("line 2501"), "{error}");
     fs::write(corpora.path("in.txt"), "a")?;
     let (input, output) = (corpora.path("in.txt"), corpora.path("out.arrow"));
-    bert(&["embed", "--model", model, "--input", &input, "--output", &output], b"").success();
+    encodle(&["embed", "--model", model, "--input", &input, "--output", &output], b"").success();
     for model in &spellings {
         // Without a warning that the corpus was embedded with another model.
-        bert(&["search", "--model", model, "--corpus", &output, "a"], b"").success().stderr("");
+        encodle(&["search", "--model", model, "--corpus", &output, "a"], b"").success().stderr("");
     }
     // A table without metadata does not name its model.
     let rows = corpora.table("out.arrow")?;
@@ -1247,7 +1248,7 @@ fn spellings_of_a_model_path_are_one_model() -> Result<()> {
     let rows = RecordBatch::try_new(Arc::new(schema), rows.columns().to_vec())?;
     corpora.write_arrow("no_model.arrow", &rows)?;
     let corpus = corpora.path("no_model.arrow");
-    let warning = stderr(bert(&["search", "--corpus", &corpus, "a"], b"").success());
+    let warning = stderr(encodle(&["search", "--corpus", &corpus, "a"], b"").success());
     assert!(
         warning.ends_with(
             "no_model.arrow does not name its model: the vectors of the queries, from \
@@ -1269,7 +1270,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     let queries = ["a bad cab", "h"];
     let search = |corpus: &str, more: &[&str]| {
         let corpus = corpora.path(corpus);
-        bert(&[&["search", "--corpus", &corpus, "-k", "5"], more, &queries].concat(), b"")
+        encodle(&[&["search", "--corpus", &corpus, "-k", "5"], more, &queries].concat(), b"")
     };
     let model = corpora.model.path().to_str().unwrap();
     let records = corpora.path("in.txt");
@@ -1277,7 +1278,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
         Ok(stdout(assert.success()).lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
     };
     let queried =
-        stdout(bert(&[&["embed", "--model", model], &queries[..]].concat(), b"").success());
+        stdout(encodle(&[&["embed", "--model", model], &queries[..]].concat(), b"").success());
     let queried: Vec<Vec<f32>> = queried
         .lines()
         .map(|line| {
@@ -1345,12 +1346,12 @@ fn search_finds_the_nearest_rows() -> Result<()> {
         assert!(unknown.ends_with(expected), "{unknown}");
     }
     let unused = stderr(search("out.npy", &["--model", model, "--field", "text"]).code(1));
-    assert!(unused.starts_with("bert: --field needs --records, because "), "{unused}");
+    assert!(unused.starts_with("encodle: --field needs --records, because "), "{unused}");
     let nan = stderr(search("out.parquet", &["--threshold", "nan"]).code(2));
     assert_eq!(
         nan,
-        "bert: invalid value 'nan' for '--threshold <COSINE>': expected a number from -1 to 1; see \
-         bert search --help"
+        "encodle: invalid value 'nan' for '--threshold <COSINE>': expected a number from -1 to 1; see \
+         encodle search --help"
     );
     let bare = lines(search("out.npy", &["--model", model]))?;
     assert!(bare[0]["hits"][0].get("record").is_none());
@@ -1397,13 +1398,13 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     }
     fs::write(corpora.path("words.txt"), "I love AI\n")?;
     let wide = corpora.path("wide.parquet");
-    bert(&["embed", "--input", &corpora.path("words.txt"), "--output", &wide], b"").success();
+    encodle(&["embed", "--input", &corpora.path("words.txt"), "--output", &wide], b"").success();
     let wrong = search("wide.parquet", &["--model", model]).code(1);
     assert_eq!(
         String::from_utf8(wrong.get_output().stderr.clone())?,
         format!(
-            "bert: the corpus was embedded with the built-in all-MiniLM-L6-v2, the queries are embedded with {model}\n\
-             bert: {wide} has vectors of dimension 384: expected at most 24 (the dimension of {model}); set --model to the model that embedded the corpus\n"
+            "encodle: the corpus was embedded with the built-in all-MiniLM-L6-v2, the queries are embedded with {model}\n\
+             encodle: {wide} has vectors of dimension 384: expected at most 24 (the dimension of {model}); set --model to the model that embedded the corpus\n"
         )
     );
     let other = search("wide.parquet", &[]).success();

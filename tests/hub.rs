@@ -593,12 +593,12 @@ fn an_unreachable_hub_is_an_error_that_names_the_host_or_the_proxy_and_the_cause
                 .to_string(),
         ),
     ] {
-        let mut command = bert(&fixture);
+        let mut command = encodle(&fixture);
         command.args(["embed", "--model", "org/name", "a"]).env("HF_ENDPOINT", endpoint);
         let error = command.envs(variables).assert().code(1).get_output().stderr.clone();
         let error = String::from_utf8(error)?;
         let url = format!("{endpoint}/org/name/resolve/main/modules.json cannot be fetched: ");
-        assert!(error.starts_with(&format!("bert: {url}{expected}")), "{error}");
+        assert!(error.starts_with(&format!("encodle: {url}{expected}")), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
     Ok(())
@@ -712,8 +712,8 @@ fn progress_is_reported() -> Result {
 }
 
 /// The binary with the environment variables of the hub.
-fn bert(fixture: &Fixture) -> Command {
-    let mut command = cargo_bin_cmd!("bert");
+fn encodle(fixture: &Fixture) -> Command {
+    let mut command = cargo_bin_cmd!("encodle");
     command
         .envs(ENVIRONMENT)
         .env("HF_ENDPOINT", &fixture.hub.url)
@@ -740,7 +740,7 @@ fn the_token_file_is_read_and_an_unreadable_one_is_an_error() -> Result {
     let fixture = Fixture::new(hub, store);
     let file = fixture.cache.path().join("token");
     let inspect = |token_path: Option<&Path>| {
-        let mut command = bert(&fixture);
+        let mut command = encodle(&fixture);
         command.args(["inspect", "org/name"]);
         command.envs(token_path.map(|path| ("HF_TOKEN_PATH", path))).assert()
     };
@@ -753,7 +753,7 @@ fn the_token_file_is_read_and_an_unreadable_one_is_an_error() -> Result {
     for path in [None, Some(file.as_path())] {
         let error = inspect(path).code(1).get_output().stderr.clone();
         let error = String::from_utf8(error)?;
-        let start = format!("bert: {} cannot be read: ", file.display());
+        let start = format!("encodle: {} cannot be read: ", file.display());
         assert!(error.starts_with(&start), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
@@ -764,7 +764,7 @@ fn the_token_file_is_read_and_an_unreadable_one_is_an_error() -> Result {
 
     let fixture = Fixture::new(hub, store);
     fs::write(fixture.cache.path().join("token"), "secret\n")?;
-    bert(&fixture).args(["inspect", "org/name"]).assert().success();
+    encodle(&fixture).args(["inspect", "org/name"]).assert().success();
     let requests = fixture.hub.requests();
     assert!(requests.iter().all(|r| r.headers["authorization"] == "Bearer secret"));
     Ok(())
@@ -774,8 +774,8 @@ fn the_token_file_is_read_and_an_unreadable_one_is_an_error() -> Result {
 #[test]
 fn the_binary_loads_models_by_name() -> Result {
     let fixture = Fixture::new(hub, store);
-    let bert = |endpoint: &str, offline: &str, arguments: &[&str]| {
-        bert(&fixture)
+    let encodle = |endpoint: &str, offline: &str, arguments: &[&str]| {
+        encodle(&fixture)
             .args(arguments)
             .env("HF_ENDPOINT", endpoint)
             .env("HF_TOKEN", "secret")
@@ -783,23 +783,23 @@ fn the_binary_loads_models_by_name() -> Result {
             .assert()
     };
     let rerank = ["rerank", "--model", "org/name", "--query", "bad cab", "a cab", "fade"];
-    let first = bert(&fixture.hub.url, "0", &rerank).success().get_output().stdout.clone();
+    let first = encodle(&fixture.hub.url, "0", &rerank).success().get_output().stdout.clone();
     assert_eq!(String::from_utf8(first.clone())?.lines().count(), 2);
     let requests = fixture.hub.requests();
     assert!(requests.iter().all(|r| r.headers["authorization"] == "Bearer secret"));
-    let offline = bert("http://127.0.0.1:1", "1", &rerank).success();
+    let offline = encodle("http://127.0.0.1:1", "1", &rerank).success();
     assert_eq!(offline.get_output().stdout, first);
     assert!(offline.get_output().stderr.is_empty());
 
     let other = ["rerank", "--model", "org/other", "--query", "a", "b"];
-    let error = bert("http://127.0.0.1:1", "yes", &other).code(1).get_output().stderr.clone();
+    let error = encodle("http://127.0.0.1:1", "yes", &other).code(1).get_output().stderr.clone();
     let error = String::from_utf8(error)?;
     assert!(
-        error.starts_with("bert: modules.json of model org/other is not in the cache "),
+        error.starts_with("encodle: modules.json of model org/other is not in the cache "),
         "{error}"
     );
     assert_eq!(error.lines().count(), 1);
-    let inspected = bert(&fixture.hub.url, "0", &["inspect", "org/name"]).success();
+    let inspected = encodle(&fixture.hub.url, "0", &["inspect", "org/name"]).success();
     let text = String::from_utf8(inspected.get_output().stdout.clone())?;
     assert!(text.contains("runs as      EncoderModel, EncoderForSequenceClassification"), "{text}");
     Ok(())

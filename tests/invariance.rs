@@ -11,7 +11,7 @@ use proptest::{prelude::*, sample};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    cli::{bert, stdout},
+    cli::{encodle, stdout},
     support::{MINILM, golden, golden_copy, max_difference},
 };
 
@@ -145,7 +145,7 @@ fn added_tokens_that_are_equal_after_normalisation_give_the_same_bytes_in_every_
         }
         let model = dir.path().to_str().expect("UTF-8");
         let embed =
-            || stdout(bert(&["embed", "--model", model, "a wörd", "tea", "TEA"], b"").success());
+            || stdout(encodle(&["embed", "--model", model, "a wörd", "tea", "TEA"], b"").success());
         let first = embed();
         assert_eq!(first.lines().count(), 3, "{first}");
         for _ in 1..20 {

@@ -1,5 +1,5 @@
 //! Checkpoints with the tensor names and shapes of public ones, and with zeros as values.
-//! docs/checkpoints.md shows the output of `bert inspect` for them, and lists published models.
+//! docs/checkpoints.md shows the output of `encodle inspect` for them, and lists published models.
 
 use std::collections::{BTreeMap, BTreeSet};
 

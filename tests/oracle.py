@@ -1,10 +1,10 @@
-"""Compares `bert` with transformers, sentence-transformers and pyarrow on random cases.
+"""Compares `encodle` with transformers, sentence-transformers and pyarrow on random cases.
 
     cargo build --release
     pip install -r tests/golden/requirements.txt pyarrow
-    python tests/oracle.py [--program target/release/bert] [--cases 1000] [--seed 0]
+    python tests/oracle.py [--program target/release/encodle] [--cases 1000] [--seed 0]
 
-A case creates a small random model or file, runs `bert` on it and computes the same in Python. The
+A case creates a small random model or file, runs `encodle` on it and computes the same in Python. The
 seed of a case determines it completely: `--only 123` repeats case 123. There are four kinds of
 cases, which alternate with the seed: embeddings, tokenizers, heads, tables. `--kind` selects one of
 them. `--keep DIR` keeps the files of the cases and prints their command lines.
@@ -12,8 +12,8 @@ them. `--keep DIR` keeps the files of the cases and prints their command lines.
 Each case ends in one of four ways:
 
     agreed      tokens and table data are equal, numbers differ by at most a tolerance
-    both fail   Python raises an error and `bert` reports one
-    refused     the case has a setting of REFUSALS, and the error of `bert` names the setting
+    both fail   Python raises an error and `encodle` reports one
+    refused     the case has a setting of REFUSALS, and the error of `encodle` names the setting
     disagreed   anything else: other values, missing data, another error, a panic, a timeout
 
 The output is a line for each case that disagreed and a table of the counts. The exit code is 1 if a
@@ -71,13 +71,13 @@ from transformers import (
     pipeline,
 )
 
-TIMEOUT = 60  # seconds for one run of `bert`
+TIMEOUT = 60  # seconds for one run of `encodle`
 RAW = 2e-5  # the tolerance of logits, hidden states and vectors of any length
 UNIT = 2e-6  # the tolerance of probabilities and vectors of length 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Settings that `bert` may refuse, each with a pattern that the error must match. A case with such a
-# setting also agrees if `bert` accepts the setting and computes the same values.
+# Settings that `encodle` may refuse, each with a pattern that the error must match. A case with such a
+# setting also agrees if `encodle` accepts the setting and computes the same values.
 REFUSALS = {
     "config.json: position_embedding_type": r"config\.json.*position_embedding_type",
     "config.json: pruned_heads": r"config\.json.*pruned_heads",
@@ -96,11 +96,11 @@ REFUSALS = {
 
 
 class Failed(Exception):
-    """`bert` reported an error."""
+    """`encodle` reported an error."""
 
 
 class Disagreement(Exception):
-    """`bert` and Python differ."""
+    """`encodle` and Python differ."""
 
     def __init__(self, expected: Any, got: Any) -> None:
         super().__init__(f"expected {short(expected)}, got {short(got)}")
@@ -114,7 +114,7 @@ def short(value: Any) -> str:
 
 @dataclass
 class Case:
-    """One case: its random numbers, its folder and the runs of `bert` on it."""
+    """One case: its random numbers, its folder and the runs of `encodle` on it."""
 
     seed: int
     folder: Path
@@ -145,7 +145,7 @@ class Case:
         self.refusable.append(setting)
 
     def run(self, *arguments: object) -> str:
-        """Runs `bert`; returns its stdout."""
+        """Runs `encodle`; returns its stdout."""
         command = [str(argument) for argument in (self.program, *arguments)]
         self.log.append(shlex.join(command))
         null = subprocess.DEVNULL
@@ -161,7 +161,7 @@ class Case:
         return done.stdout.decode()
 
     def run_lines(self, *arguments: object) -> list[Any]:
-        """Runs `bert`; returns the JSON lines of its stdout."""
+        """Runs `encodle`; returns the JSON lines of its stdout."""
         return [json.loads(line) for line in lines_of(self.run(*arguments))]
 
 
@@ -901,7 +901,7 @@ def check_lines(rows: Rows, got: list[dict[str, Any]]) -> None:
 def check_table(rows: Rows, got: pa.Table, kind: str) -> None:
     """Compares a table with the input rows."""
     metadata = got.schema.metadata or {}
-    check_equal(True, b"bert" in metadata)
+    check_equal(True, b"encodle" in metadata)
     if isinstance(rows, pa.Table):
         check_equal({}, {k: v for k, v in (rows.schema.metadata or {}).items() if metadata.get(k) != v})
         check_equal(rows.column_names, got.column_names)
@@ -919,7 +919,7 @@ def check_table(rows: Rows, got: pa.Table, kind: str) -> None:
 def check_column(name: str, expected: pa.ChunkedArray, got: pa.ChunkedArray, kind: str) -> None:
     """Compares a column, allowing for the documented changes of its type."""
     own, wanted = expected.type, documented(expected.type, kind)
-    # For some Parquet files pyarrow reads the first type of a pair and `bert` the second.
+    # For some Parquet files pyarrow reads the first type of a pair and `encodle` the second.
     if (wanted, got.type) in [(pa.string(), pa.large_string()), (pa.date32(), pa.date64())]:
         wanted = got.type
     if got.type != wanted:
@@ -1202,7 +1202,7 @@ def typed_table(case: Case) -> pa.Table:
 
 
 def given_table(path: Path, rows: pa.Table) -> Given:
-    """An input with these rows; `bert` should skip a row whose text is null."""
+    """An input with these rows; `encodle` should skip a row whose text is null."""
     texts = rows["body"].to_pylist()
     if None not in texts:
         return Given(path, "body", rows)
@@ -1265,7 +1265,7 @@ def kind_of(seed: int) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    release = Path(__file__).parents[1] / "target/release/bert"
+    release = Path(__file__).parents[1] / "target/release/encodle"
     parser.add_argument("--program", type=Path, default=release)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first case")

@@ -222,10 +222,10 @@ fn a_folder_that_cannot_be_written_is_a_warning() -> Result {
     Ok(())
 }
 
-/// Runs `bert` with a cache in `dir`.
-fn bert(dir: &Path, arguments: &[&str]) -> assert_cmd::assert::Assert {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("bert");
-    command.envs(ENVIRONMENT).env("BERT_PACKED_CACHE", dir).args(arguments).assert()
+/// Runs `encodle` with a cache in `dir`.
+fn encodle(dir: &Path, arguments: &[&str]) -> assert_cmd::assert::Assert {
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("encodle");
+    command.envs(ENVIRONMENT).env("ENCODLE_PACKED_CACHE", dir).args(arguments).assert()
 }
 
 #[test]
@@ -233,33 +233,36 @@ fn the_command_keeps_lists_and_removes_packed_weights() -> Result {
     let dir = tempfile::tempdir()?;
     let embed = |options: &[&str]| {
         let arguments = [&["embed", "--format", "jsonl", "a text"], options].concat();
-        stdout(bert(dir.path(), &arguments).success())
+        stdout(encodle(dir.path(), &arguments).success())
     };
     let plain = embed(&["--no-cache"]);
-    let list = || stdout(bert(dir.path(), &["cache"]).success());
+    let list = || stdout(encodle(dir.path(), &["cache"]).success());
     assert!(list().contains(": 0 files, 0.0 MB"), "{}", list());
     assert_eq!([embed(&[]), embed(&[])], [plain.clone(), plain.clone()]);
     assert!(list().contains(": 1 file,") && list().contains("all-MiniLM-L6-v2"), "{}", list());
 
-    let files: serde_json::Value =
-        serde_json::from_str(&stdout(bert(dir.path(), &["cache", "--format", "json"]).success()))?;
+    let files: serde_json::Value = serde_json::from_str(&stdout(
+        encodle(dir.path(), &["cache", "--format", "json"]).success(),
+    ))?;
     let path = files[0]["path"].as_str().unwrap();
     let mut bytes = fs::read(path)?;
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(path, bytes)?;
-    let warning = stderr(bert(dir.path(), &["embed", "--format", "jsonl", "a text"]).success());
+    let warning = stderr(encodle(dir.path(), &["embed", "--format", "jsonl", "a text"]).success());
     assert!(warning.contains("the file's checksum does not match its content"), "{warning}");
     assert_eq!(embed(&[]), plain);
 
-    let error = stderr(bert(dir.path(), &["cache", "--remove", "other"]).failure());
+    let error = stderr(encodle(dir.path(), &["cache", "--remove", "other"]).failure());
     assert!(error.contains("other is not a file of the cache"), "{error}");
     // Other spellings of a path name the same file, which is removed once.
     let (folder, name) = path.rsplit_once('/').unwrap();
     let arguments = ["cache", "--remove", path, &format!("{folder}/./{name}"), name];
-    assert_eq!(stdout(bert(dir.path(), &arguments).success()).lines().count(), 1);
+    assert_eq!(stdout(encodle(dir.path(), &arguments).success()).lines().count(), 1);
     assert!(list().contains(": 0 files"), "{}", list());
     embed(&["--dtype", "int8"]);
-    assert!(stdout(bert(dir.path(), &["cache", "--clear"]).success()).contains("1 file removed"));
+    assert!(
+        stdout(encodle(dir.path(), &["cache", "--clear"]).success()).contains("1 file removed")
+    );
     assert!(!dir.path().exists());
 
     // A folder with other files keeps them.
@@ -268,7 +271,7 @@ fn the_command_keeps_lists_and_removes_packed_weights() -> Result {
     fs::write(&other, "mine")?;
     embed(&[]);
     assert!(list().contains(": 1 file,"), "{}", list());
-    stdout(bert(dir.path(), &["cache", "--clear"]).success());
+    stdout(encodle(dir.path(), &["cache", "--clear"]).success());
     assert_eq!(fs::read_to_string(other)?, "mine");
     Ok(())
 }

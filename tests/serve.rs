@@ -1,4 +1,4 @@
-//! `bert serve` over HTTP: responses equal the output of the commands, errors have the format of
+//! `encodle serve` over HTTP: responses equal the output of the commands, errors have the format of
 //! their interface, and no request is lost under load.
 
 use std::{
@@ -19,7 +19,7 @@ use assert_cmd::cargo::cargo_bin;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{ENVIRONMENT, bert, stdout},
+    cli::{ENVIRONMENT, encodle, stdout},
     support::MINILM,
 };
 
@@ -52,7 +52,7 @@ impl Server {
     }
 
     fn with_environment(arguments: &[&str], environment: &[(&str, &str)]) -> Result<Self> {
-        let mut process = Command::new(cargo_bin!("bert"))
+        let mut process = Command::new(cargo_bin!("encodle"))
             .args(["serve", "--port", "0"])
             .args(arguments)
             .envs(ENVIRONMENT)
@@ -140,10 +140,10 @@ impl Drop for Server {
     }
 }
 
-/// The vectors that `bert embed` prints.
+/// The vectors that `encodle embed` prints.
 fn embedded(texts: &[&str], options: &[&str]) -> Result<Vec<Value>> {
     let arguments = [&["embed", "--format", "jsonl"], options, texts].concat();
-    let lines = stdout(bert(&arguments, b"").success());
+    let lines = stdout(encodle(&arguments, b"").success());
     lines.lines().map(|line| Ok(serde_json::from_str::<Value>(line)?["embedding"].take())).collect()
 }
 
@@ -197,12 +197,12 @@ fn tasks_return_the_objects_of_the_commands() -> Result<()> {
     for (model, command, arguments, mut request) in cases {
         let (folder, text) = (folder(model), arguments[arguments.len() - 1]);
         let arguments = [&[command, "--model", &folder], arguments].concat();
-        let expected: Value = serde_json::from_str(&stdout(bert(&arguments, b"").success()))?;
+        let expected: Value = serde_json::from_str(&stdout(encodle(&arguments, b"").success()))?;
         request["inputs"] = json!(text);
         let response = server.post(&format!("/{}", command.replace('-', "_")), &request)?;
         assert_eq!(response.json()?, json!([expected]), "{command}");
     }
-    let engine = server.metric("bert_stage_duration_seconds_count{stage=\"engine\"}")?;
+    let engine = server.metric("encodle_stage_duration_seconds_count{stage=\"engine\"}")?;
     assert_eq!(engine, 4.0, "one for each task");
     let ranked = server.post("/rerank", &json!({"query": "a", "texts": ["b"]}))?;
     assert_eq!(ranked.status, 424, "{}", ranked.body); // the classifier has three labels
@@ -309,7 +309,7 @@ fn a_text_has_the_same_bits_under_load_as_alone() -> Result<()> {
         clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
     })?;
     // If requests did not share batches, there would be at least one batch per request.
-    let batches = server.metric("bert_batch_tokens_count")?;
+    let batches = server.metric("encodle_batch_tokens_count")?;
     assert!(batches < (8 * 40) as f64, "{batches} batches");
     Ok(())
 }
@@ -400,7 +400,7 @@ fn sigterm_loses_no_request() -> Result<()> {
 #[test]
 fn models_are_loaded_again_without_a_failed_request() -> Result<()> {
     let server = Server::start(&["--model", MINILM])?;
-    let loaded = || server.metric("bert_models_loaded_timestamp_seconds");
+    let loaded = || server.metric("encodle_models_loaded_timestamp_seconds");
     let first = loaded()?;
     let result = under_load(&server, 4, || {
         let start = Instant::now();
@@ -433,7 +433,7 @@ fn requests_above_the_limit_are_refused_with_a_retry_after_header() -> Result<()
     })?;
     assert!(refused.into_inner());
     assert_eq!((statuses, failed), (HashSet::from([200, 429]), 0));
-    assert_eq!(server.metric("bert_queue_tokens")?, 0.0);
+    assert_eq!(server.metric("encodle_queue_tokens")?, 0.0);
     Ok(())
 }
 
@@ -450,7 +450,7 @@ fn requests_of_disconnected_clients_are_not_computed() -> Result<()> {
     )?;
     let wait_until_queue = |is_filled: bool| -> Result<()> {
         let start = Instant::now();
-        while (server.metric("bert_queue_tokens")? > 0.0) != is_filled {
+        while (server.metric("encodle_queue_tokens")? > 0.0) != is_filled {
             if start.elapsed() > PATIENCE {
                 bail!("the queue is not {}", if is_filled { "filled" } else { "empty" });
             }
@@ -461,14 +461,14 @@ fn requests_of_disconnected_clients_are_not_computed() -> Result<()> {
     wait_until_queue(true)?;
     drop(stream);
     wait_until_queue(false)?;
-    let computed = server.metric("bert_tokens_total{model=\"all-MiniLM-L6-v2\"}")?;
+    let computed = server.metric("encodle_tokens_total{model=\"all-MiniLM-L6-v2\"}")?;
     assert!(computed < 200_000.0, "{computed} of 404,000 tokens were computed");
     Ok(())
 }
 
 #[test]
 fn api_keys_are_required_except_for_pages_health_and_metrics() -> Result<()> {
-    let server = Server::with_environment(&[], &[("BERT_API_KEYS", "one,two")])?;
+    let server = Server::with_environment(&[], &[("ENCODLE_API_KEYS", "one,two")])?;
     for path in ["/", "/docs", "/openapi.json", "/health", "/live", "/metrics"] {
         assert_eq!(server.get(path)?.status, 200, "{path}");
     }
@@ -494,7 +494,7 @@ fn serve_refuses_wrong_options_and_names_them() {
     let wrong_key = (&keys[..], "an API key of 9 characters contains '\u{fc}'");
     for (arguments, message) in cases.into_iter().chain([wrong_key]) {
         let arguments = [&["serve", "--port", "0"], arguments].concat();
-        let error = bert(&arguments, b"").failure().get_output().stderr.clone();
+        let error = encodle(&arguments, b"").failure().get_output().stderr.clone();
         let error = String::from_utf8(error).unwrap();
         let last = error.lines().last().unwrap_or_default(); // after the log
         assert!(last.contains(message), "{arguments:?}: {error}");

@@ -1,11 +1,11 @@
-"""Tests that pyarrow and NumPy read the outputs of `bert embed`, and that `bert embed` reads
+"""Tests that pyarrow and NumPy read the outputs of `encodle embed`, and that `encodle embed` reads
 files written by pyarrow.
 
     cargo build --release
     pip install numpy pyarrow
     python tests/tables.py [PROGRAM]
 
-Vectors in f32 must be bit-identical to those that `bert embed` prints for the same texts; vectors
+Vectors in f32 must be bit-identical to those that `encodle embed` prints for the same texts; vectors
 in f16, to these values rounded to f16. All other columns must equal the input's, except that
 dictionaries are decoded.
 """
@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 
-BERT = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "target/release/bert"
+ENCODLE = sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "target/release/encodle"
 N = 600
 TEXTS = [f"number {i}: {'na ' * (i % 9)}\u00e9t\u00e9 \U0001f600" for i in range(N)]
 
 
-def bert(*arguments: object) -> str:
-    command = [str(argument) for argument in (BERT, *arguments)]
+def encodle(*arguments: object) -> str:
+    command = [str(argument) for argument in (ENCODLE, *arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
@@ -46,7 +46,7 @@ def check_same(what: str, got: np.ndarray, expected: np.ndarray) -> None:
 
 def main(folder: Path) -> None:
     (folder / "in.txt").write_text("\n".join(TEXTS))
-    printed = [json.loads(line) for line in bert("embed", "--input", folder / "in.txt").splitlines()]
+    printed = [json.loads(line) for line in encodle("embed", "--input", folder / "in.txt").splitlines()]
     expected = np.array([line["embedding"] for line in printed], dtype=np.float32)
 
     rows = pa.table(
@@ -75,7 +75,7 @@ def main(folder: Path) -> None:
         for ending in ("npy", "parquet", "arrow"):
             output = folder / f"out.{ending}"
             for source in [folder / "in.txt", *inputs]:
-                bert("embed", "--input", source, "--output", output, "--output-dtype", name)
+                encodle("embed", "--input", source, "--output", output, "--output-dtype", name)
                 what = f"{source.name} to {ending}"
                 if ending == "npy":
                     check_same(what, np.load(output), wanted)
@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
                 given = pa.table([TEXTS], pa.schema([pa.field("text", pa.string(), False)])) if source.suffix == ".txt" else plain
                 assert carried.equals(given), f"{what}: {carried.schema}"
 
-    bert("embed", "--input", folder / "zstd.parquet", "--output", folder / "out.jsonl")
+    encodle("embed", "--input", folder / "zstd.parquet", "--output", folder / "out.jsonl")
     lines = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     check_same("zstd.parquet to jsonl", np.array([x["embedding"] for x in lines], np.float32), expected)
     assert [line["id"] for line in lines] == list(range(N))

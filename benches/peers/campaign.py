@@ -56,7 +56,7 @@ class Campaign:
         self.layers: int | None = options.layers
         self.cache: Path = options.cache or target / "peers"
         self.rust = target / "release/peers"
-        self.program = target / "release/bert"
+        self.program = target / "release/encodle"
         self.failures: list[str] = []
 
     def folder(self, model: str) -> Path:

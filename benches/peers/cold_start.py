@@ -1,4 +1,4 @@
-"""The equivalent of `bert embed TEXT` with sentence-transformers.
+"""The equivalent of `encodle embed TEXT` with sentence-transformers.
 
 python cold_start.py FOLDER THREADS TEXT
 """

@@ -170,7 +170,7 @@ def vectors(folder: Path) -> np.ndarray:
 
 def measure(system: str, folder: Path) -> None:
     """The measuring process: prints the times as JSON, and leaves the vectors in `folder`."""
-    os.environ["BERT_PACKED_CACHE"] = str(folder.parent / "packed")
+    os.environ["ENCODLE_PACKED_CACHE"] = str(folder.parent / "packed")
     job = SYSTEMS[system]()
     seconds = {}
     for run in ("warm-up", "short", "long"):

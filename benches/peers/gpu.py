@@ -1,6 +1,6 @@
 """Compares benches/gpu.rs with PyTorch on one GPU: times on the same shapes, and ratios.
 
-    cargo bench -p bert-benches --features cuda --bench gpu --no-run     # prints the path of the program
+    cargo bench -p encodle-benches --features cuda --bench gpu --no-run     # prints the path of the program
     python benches/peers/gpu.py PROGRAM [DTYPE]...                 # f32, f16 and bf16 by default
 
 Requires torch and transformers. PyTorch computes padded batches with sdpa and with torch.compile;

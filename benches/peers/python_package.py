@@ -96,7 +96,7 @@ PACKAGES = {
     "encodle, bf16": encodle("bf16"),
     "sentence-transformers, OpenVINO, bf16": openvino("bf16"),
 }
-RUST, COMMAND = "Rust, `Embedder::embed`", "`bert embed`, whole process"
+RUST, COMMAND = "Rust, `Embedder::embed`", "`encodle embed`, whole process"
 SYSTEMS = [*PACKAGES, RUST, COMMAND]
 
 
@@ -114,7 +114,7 @@ class Comparison:
         self.counts: list[int] = options.counts
         self.rounds: dict[int, int] = dict(zip(options.counts, options.rounds))
         self.rust = target / "release/peers"
-        self.program = target / "release/bert"
+        self.program = target / "release/encodle"
         self.cache = ((options.cache or target / "peers") / "python").resolve()
         self.model = self.cache / "model"
         self.json: Path | None = options.json
@@ -202,7 +202,7 @@ class Comparison:
         return worker
 
     def embed_file(self, n: int) -> dict[str, float]:
-        """Wall time and peak memory of `bert embed` on a file. Compares the vectors of the smallest file."""
+        """Wall time and peak memory of `encodle embed` on a file. Compares the vectors of the smallest file."""
         with tempfile.TemporaryDirectory() as scratch:
             command = [str(self.program), "embed", "--quiet", "--threads", str(self.threads)]
             command += ["--input", str(self.lines(n)), "--output", f"{scratch}/vectors.npy"]
@@ -380,7 +380,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--target",
         type=Path,
-        help="Cargo's target folder with release/bert and release/peers; without this option, "
+        help="Cargo's target folder with release/encodle and release/peers; without this option, "
         "both programs are built",
     )
     parser.add_argument(

@@ -41,9 +41,9 @@ def output_of(*command: str) -> str:
 
 
 def build() -> Path:
-    """Builds the Rust worker and `bert`; returns Cargo's target folder."""
-    output_of("cargo", "build", "--release", "--bin", "bert")
-    output_of("cargo", "build", "--release", "-p", "bert-benches", "--bin", "peers")
+    """Builds the Rust worker and `encodle`; returns Cargo's target folder."""
+    output_of("cargo", "build", "--release", "--bin", "encodle")
+    output_of("cargo", "build", "--release", "-p", "encodle-benches", "--bin", "peers")
     metadata = output_of("cargo", "metadata", "--format-version", "1", "--no-deps")
     return Path(json.loads(metadata)["target_directory"])
 

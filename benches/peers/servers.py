@@ -1,6 +1,6 @@
-"""Compares `bert serve` with other embedding servers under load, on the loopback interface.
+"""Compares `encodle serve` with other embedding servers under load, on the loopback interface.
 
-    python benches/peers/servers.py --bert target/release/bert --infinity VENV/bin/infinity_emb \
+    python benches/peers/servers.py --encodle target/release/encodle --infinity VENV/bin/infinity_emb \
         --llama-server PATH --gguf FILE --python VENV/bin/python --model CACHE/hf [--json FILE]
 
 The Python servers load a folder with all-MiniLM-L6-v2 in f32 and a model.onnx. To create it:
@@ -21,7 +21,7 @@ those of the first server, and measures all loads:
 - open loop, only in the first --open-rounds rounds: requests at a constant rate, independently of
   the responses. The latency counts from the time at which the request was due.
 
---part saturation compares `bert serve` with `bert embed` on the same sentences, --part batch-tokens
+--part saturation compares `encodle serve` with `encodle embed` on the same sentences, --part batch-tokens
 compares values of --max-batch-tokens, --part overload sends four times the requests that the server
 can compute, for values of --max-requests, and --part memory samples the memory of the first of
 --systems about every 15 s for --memory-seconds.
@@ -163,7 +163,7 @@ def ours(dtype: str, *options: str) -> System:
         command = ["serve", "--port", str(ADDRESS[1]), "--threads", str(o.threads)]
         return [*command, "--model", model, "--dtype", dtype, *options]
 
-    return System(" ".join(["ours", *options]), dtype, "bert", command)
+    return System(" ".join(["ours", *options]), dtype, "encodle", command)
 
 
 def infinity(engine: str, name: str) -> System:
@@ -315,7 +315,7 @@ def closed(requests: list[bytes], clients: int, seconds: float, batch: int) -> d
 
 
 def saturation(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Sentences per second of `bert serve` (16 clients, warm) and of `bert embed` (a whole run)."""
+    """Sentences per second of `encodle serve` (16 clients, warm) and of `encodle embed` (a whole run)."""
     stream = requests(BATCH, SATURATION)
     texts = sentences(BATCH, SATURATION)
     with tempfile.TemporaryDirectory() as folder:
@@ -331,7 +331,7 @@ def saturation(options: argparse.Namespace, found: dict[str, Any]) -> None:
                             done = asyncio.run(closed_loop(iter(stream), 16)).results(BATCH)
                         rates[turn] = done["texts_per_second"]
                     else:
-                        command = [str(options.bert), "embed", "--dtype", dtype]
+                        command = [str(options.encodle), "embed", "--dtype", dtype]
                         command += ["--threads", str(options.threads), "--input", str(lines)]
                         start = time.perf_counter()
                         subprocess.run([*command, "--output", str(output)], check=True)
@@ -442,7 +442,7 @@ def path(text: str) -> Path:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=PARTS, default="servers")
-    parser.add_argument("--bert", type=path, default=ROOT / "target/release/bert")
+    parser.add_argument("--encodle", type=path, default=ROOT / "target/release/encodle")
     parser.add_argument("--infinity", type=path, help="infinity_emb")
     parser.add_argument("--llama-server", type=path)
     parser.add_argument("--gguf", type=path, help="the model for llama-server")

@@ -24,7 +24,7 @@ pub struct Machine {
     /// works, otherwise the CPU; the CPU for --dtype int8)
     #[arg(
         long,
-        env = "BERT_DEVICE",
+        env = "ENCODLE_DEVICE",
         default_value = "auto",
         value_name = "DEVICE",
         value_parser = parse_device,
@@ -33,13 +33,13 @@ pub struct Machine {
 
     /// Number of threads, at most 4 per CPU [default: the environment variable RAYON_NUM_THREADS,
     /// or the number of CPUs available to the process (affinity and cgroup limit)]
-    #[arg(long, env = "BERT_THREADS", value_name = "N", value_parser = positive::<usize>)]
+    #[arg(long, env = "ENCODLE_THREADS", value_name = "N", value_parser = positive::<usize>)]
     threads: Option<usize>,
 
     /// Do not use packed weights on disk. By default, the weights of a model are packed once for
-    /// this CPU and --dtype and written to a file, which later runs map into memory; see bert cache
+    /// this CPU and --dtype and written to a file, which later runs map into memory; see encodle cache
     /// --help
-    #[arg(long, env = "BERT_NO_CACHE", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "ENCODLE_NO_CACHE", value_parser = BoolishValueParser::new())]
     no_cache: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The `bert` command: arguments, printing, exit codes and progress bars. Models are in the crate
+//! The `encodle` command: arguments, printing, exit codes and progress bars. Models are in the crate
 //! `encoder`, file formats in `corpus`, pictures in `picture`, HTTP in `server`.
 #![forbid(unsafe_code)]
 
@@ -37,7 +37,7 @@ use crate::{
     },
 };
 
-/// jemalloc instead of glibc's allocator: under load, the peak memory of `bert serve` grows by at
+/// jemalloc instead of glibc's allocator: under load, the peak memory of `encodle serve` grows by at
 /// most 3 MB after the first five minutes. With glibc's allocator, the peak grew during the whole
 /// measurement of 10 minutes (docs/performance.md).
 #[cfg(all(feature = "serve", target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
@@ -47,15 +47,15 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 /// Run BERT and other encoders without Python: embeddings, search, classification, attention.
 #[derive(Parser)]
 #[command(
-    name = "bert",
+    name = "encodle",
     version,
     after_help = "Examples:
-  bert embed \"A man is eating food.\" \"A man eats.\"
-  bert embed --input lines.txt --output lines.parquet
-  bert search --corpus lines.parquet \"something to eat\"
-  bert attention \"I love AI\"
+  encodle embed \"A man is eating food.\" \"A man eats.\"
+  encodle embed --input lines.txt --output lines.parquet
+  encodle search --corpus lines.parquet \"something to eat\"
+  encodle attention \"I love AI\"
 
-bert COMMAND --help prints the options of a command."
+encodle COMMAND --help prints the options of a command."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -98,7 +98,7 @@ enum Command {
     },
     /// Print a manual page in roff format
     Man {
-        /// Command that the page describes [default: bert itself]
+        /// Command that the page describes [default: encodle itself]
         command: Option<String>,
     },
 }
@@ -152,7 +152,7 @@ fn arguments() -> Vec<OsString> {
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut script = vec![];
-    clap_complete::generate(shell, &mut Cli::command(), "bert", &mut script);
+    clap_complete::generate(shell, &mut Cli::command(), "encodle", &mut script);
     Ok(io::stdout().write_all(&script)?)
 }
 
@@ -192,7 +192,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         std::env::args_os().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
     let command = command.map_or(String::new(), |name| format!(" {}", name.display()));
     let line = line.trim_start_matches("error: ");
-    messages::print(&format!("{line}; see bert{command} --help"));
+    messages::print(&format!("{line}; see encodle{command} --help"));
     ExitCode::from(2)
 }
 

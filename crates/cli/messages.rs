@@ -51,7 +51,7 @@ fn advice(error: &Error) -> &'static str {
 /// Prints a message to standard error. A closed or full standard error is ignored, so that it does
 /// not end a run whose output is complete.
 pub fn print(message: &str) {
-    let _ = writeln!(io::stderr(), "bert: {}", harmless(message));
+    let _ = writeln!(io::stderr(), "encodle: {}", harmless(message));
 }
 
 /// Whether the error depends on the command line only, so that the exit code is 2.

@@ -55,7 +55,7 @@ def embed_file(
     precision: ModelPrecision = "f32",
     threads: int | None = None,
 ) -> EmbedSummary:
-    """Embeds a file of any size in constant memory, as the command `bert embed` does.
+    """Embeds a file of any size in constant memory, as the command `encodle embed` does.
 
     Only the messages of skipped records stay in memory.
 

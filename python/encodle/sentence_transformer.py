@@ -172,7 +172,7 @@ class SentenceTransformer(Model[_encodle.Embedder]):
         return self.get_embedding_dimension()
 
     def _description(self) -> str:
-        """The description of the model for vector files; `bert search` opens the model from it."""
+        """The description of the model for vector files; `encodle search` opens the model from it."""
         name = self._name
         if name is not None and os.path.isdir(name):
             name = os.path.realpath(name)

@@ -17,7 +17,7 @@ MINILM = ROOT / "weights/all-MiniLM-L6-v2"
 
 
 # The tests write no files to the user's cache of packed weights.
-os.environ["BERT_PACKED_CACHE"] = "off"
+os.environ["ENCODLE_PACKED_CACHE"] = "off"
 # Haystack, Ray and Daft send no usage statistics: the tests need no network.
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -38,11 +38,11 @@ def model() -> encodle.SentenceTransformer:
 
 
 @pytest.fixture(scope="session")
-def bert() -> Path:
-    """The command `bert`, built from this repository: ENCODLE_TEST_BERT, or target/release/bert."""
-    path = Path(os.environ.get("ENCODLE_TEST_BERT", ROOT / "target/release/bert"))
+def encodle() -> Path:
+    """The command `encodle`, built from this repository: ENCODLE_TEST_COMMAND, or target/release/encodle."""
+    path = Path(os.environ.get("ENCODLE_TEST_COMMAND", ROOT / "target/release/encodle"))
     if not path.is_file():
-        pytest.skip(f"{path} does not exist: run cargo build --release, or set ENCODLE_TEST_BERT")
+        pytest.skip(f"{path} does not exist: run cargo build --release, or set ENCODLE_TEST_COMMAND")
     return path
 
 

@@ -15,7 +15,7 @@ print(encodle.SentenceTransformer().encode("I love AI").tobytes().hex())
 
 def embed(cache: str) -> tuple[str, str]:
     """The bytes of a vector, and the log, of a process with this cache."""
-    environment = {**os.environ, "BERT_PACKED_CACHE": cache}
+    environment = {**os.environ, "ENCODLE_PACKED_CACHE": cache}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
     )

@@ -1,11 +1,11 @@
-"""Tests of `bert serve` over HTTP, against its documentation in docs/server.md.
+"""Tests of `encodle serve` over HTTP, against its documentation in docs/server.md.
 
     pip install -r tests/server/requirements.txt
     cargo build --release
     pytest tests/server
 
-The tests start the binary that the environment variable BERT names; the default is
-target/release/bert. `-m "not slow"` leaves out the tests that take more than about ten seconds.
+The tests start the binary that the environment variable ENCODLE names; the default is
+target/release/encodle. `-m "not slow"` leaves out the tests that take more than about ten seconds.
 """
 
 import json
@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BERT = Path(os.environ.get("BERT", ROOT / "target/release/bert")).resolve()
+ENCODLE = Path(os.environ.get("ENCODLE", ROOT / "target/release/encodle")).resolve()
 GOLDEN = ROOT / "tests/golden"
 MINILM = "all-MiniLM-L6-v2"
 # The models of the fixture `models`: all-MiniLM-L6-v2, and tiny models with random weights.
@@ -40,11 +40,11 @@ MODELS = {
 KEYS = ["first-key", "second-key"]
 LISTENING = re.compile(r"listening on http://([^\s\"]+):(\d+)")
 
-for variable in [name for name in os.environ if name.startswith("BERT_")]:
+for variable in [name for name in os.environ if name.startswith("ENCODLE_")]:
     os.environ.pop(variable)
 os.environ["NO_PROXY"] = "127.0.0.1,localhost"
-os.environ["BERT_PACKED_CACHE"] = "off"  # write no files to the user's cache
-os.environ["BERT_DEVICE"] = "cpu"
+os.environ["ENCODLE_PACKED_CACHE"] = "off"  # write no files to the user's cache
+os.environ["ENCODLE_DEVICE"] = "cpu"
 for variable in (
     "RUST_LOG",  # of the server
     "CO_API_KEY", "HF_HUB_OFFLINE", "HF_TOKEN", "OPENAI_API_KEY",  # of the clients
@@ -60,19 +60,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    missing = pytest.mark.skip(reason=f"{BERT} not found: run cargo build --release, or set BERT")
+    missing = pytest.mark.skip(reason=f"{ENCODLE} not found: run cargo build --release, or set ENCODLE")
     for item in items:
-        if not BERT.exists():
+        if not ENCODLE.exists():
             item.add_marker(missing)
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
 
 
 class Server:
-    """A running `bert serve` on a free port."""
+    """A running `encodle serve` on a free port."""
 
     def __init__(self, *arguments, env=None):
-        command = [BERT, "serve", "--port", "0", *map(str, arguments)]
+        command = [ENCODLE, "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -184,7 +184,7 @@ def keyed(tmp_path_factory):
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text(f"{KEYS[0]}\n")
     file.chmod(0o600)
-    server = Server("--api-key-file", file, env={"BERT_API_KEYS": KEYS[1]})
+    server = Server("--api-key-file", file, env={"ENCODLE_API_KEYS": KEYS[1]})
     yield server
     server.stop()
 
@@ -246,20 +246,20 @@ def heads(tmp_path_factory):
 # What the commands print.
 
 
-def bert(*arguments, stdin=""):
+def encodle(*arguments, stdin=""):
     """The JSON lines that a command prints."""
-    command = [BERT, *map(str, arguments)]
+    command = [ENCODLE, *map(str, arguments)]
     run = subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, f"{' '.join(map(str, command))}: {run.stderr}"
     # `splitlines` would also split at U+2028 in a JSON string.
     return [json.loads(line) for line in run.stdout.removesuffix("\n").split("\n")]
 
 
-def bert_embed(texts, *arguments):
-    """The vectors (texts, dimensions) that `bert embed` prints."""
+def encodle_embed(texts, *arguments):
+    """The vectors (texts, dimensions) that `encodle embed` prints."""
     records = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     options = ["--input", "-", "--input-format", "jsonl", "--format", "jsonl", *arguments]
-    return f32([record["embedding"] for record in bert("embed", *options, stdin=records)])
+    return f32([record["embedding"] for record in encodle("embed", *options, stdin=records)])
 
 
 # Comparisons.

@@ -1,6 +1,6 @@
-"""The client libraries of other services receive from `bert serve` the numbers that the commands
+"""The client libraries of other services receive from `encodle serve` the numbers that the commands
 print, bit for bit as f32. Similarities are compared with the cosines of the vectors that
-`bert embed` prints, with a tolerance of 1e-6.
+`encodle embed` prints, with a tolerance of 1e-6.
 
 docs/server.md lists the fields that each client sends. Clients with large or conflicting
 dependencies are not installed; their tests send the bodies that their sources build, and name the
@@ -17,8 +17,8 @@ import openai
 import pytest
 import tiktoken
 from conftest import (
-    BERT, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, assert_same_json,
-    bert, bert_embed, f32, shorten,
+    ENCODLE, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, assert_same_json,
+    encodle, encodle_embed, f32, shorten,
 )
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -43,7 +43,7 @@ QUERY = "bad"
 
 @pytest.fixture(scope="module")
 def vectors():
-    return bert_embed(TEXTS)
+    return encodle_embed(TEXTS)
 
 
 def openai_client(server, key="unused"):
@@ -72,12 +72,12 @@ class TestOpenAi:
     def test_a_large_batch(self, server):
         texts = [f"{text} {i}" for i in range(60) for text in TEXTS]
         response = openai_client(server).embeddings.create(model=MINILM, input=texts)
-        assert_same_bits([data.embedding for data in response.data], bert_embed(texts))
+        assert_same_bits([data.embedding for data in response.data], encodle_embed(texts))
 
     def test_an_empty_text_gives_the_vector_of_the_command(self, server):
         # langchain-openai sends "" for an empty text.
         response = openai_client(server).embeddings.create(model=MINILM, input="")
-        assert_same_bits(response.data[0].embedding, bert_embed([""])[0])
+        assert_same_bits(response.data[0].embedding, encodle_embed([""])[0])
 
     def test_token_ids_give_the_vectors_of_their_texts(self, server, vectors):
         tokens = server.json("/tokenize", {"inputs": TEXTS})
@@ -91,7 +91,7 @@ class TestOpenAi:
     def test_dimensions_truncates_and_normalises(self, server):
         response = openai_client(server).embeddings.create(model=MINILM, input=TEXTS, dimensions=64)
         embeddings = [data.embedding for data in response.data]
-        assert_same_bits(embeddings, bert_embed(TEXTS, "--dimensions", "64"))
+        assert_same_bits(embeddings, encodle_embed(TEXTS, "--dimensions", "64"))
 
     @pytest.mark.parametrize("dimensions", [0, 385, -1])
     def test_dimensions_out_of_range_are_refused(self, server, dimensions):
@@ -125,13 +125,13 @@ class TestOpenAi:
         client = openai_client(server)
         assert client.models.retrieve("team/sentences").id == "team/sentences"
         response = client.embeddings.create(model="team/sentences", input=LETTERS)
-        expected = bert_embed(LETTERS, "--model", MODELS["sentences"])
+        expected = encodle_embed(LETTERS, "--model", MODELS["sentences"])
         assert_same_bits([data.embedding for data in response.data], expected)
 
     def test_every_embedding_model_is_selected_by_name(self, models):
         for name in (MINILM, "sentences"):
             response = openai_client(models).embeddings.create(model=name, input=LETTERS)
-            expected = bert_embed(LETTERS, "--model", MODELS[name])
+            expected = encodle_embed(LETTERS, "--model", MODELS[name])
             assert_same_bits([data.embedding for data in response.data], expected, name)
             assert response.model == name
 
@@ -168,7 +168,7 @@ class TestOpenAi:
 
     def test_the_default_is_the_first_embedding_model(self, serve):
         server = serve(*(f"--model={name}={MODELS[name]}" for name in ("tagger", "sentences")))
-        expected = bert_embed(LETTERS, "--model", MODELS["sentences"])
+        expected = encodle_embed(LETTERS, "--model", MODELS["sentences"])
         for body in ({"input": LETTERS}, {"input": LETTERS, "model": ""}):
             response = server.json("/v1/embeddings", body)
             assert_same_bits([data["embedding"] for data in response["data"]], expected)
@@ -190,7 +190,7 @@ class TestOpenAi:
 
         texts = [f"{text} {i}" for i in range(8) for text in TEXTS]
         responses = asyncio.run(embed())
-        assert_same_bits([response.data[0].embedding for response in responses], bert_embed(texts))
+        assert_same_bits([response.data[0].embedding for response in responses], encodle_embed(texts))
 
 
 class TestHuggingFaceHub:
@@ -209,7 +209,7 @@ class TestHuggingFaceHub:
             [TEXTS[0], long], truncate=True, truncation_direction="right", normalize=True,
             dimensions=64, encoding_format="float",
         )
-        assert_same_bits(found, bert_embed([TEXTS[0], long], "--dimensions", "64"))
+        assert_same_bits(found, encodle_embed([TEXTS[0], long], "--dimensions", "64"))
         with pytest.raises(HfHubHTTPError) as error:
             client.feature_extraction(TEXTS, encoding_format="base64")
         assert "encoding_format is unknown: expected `float`" in error.value.response.text
@@ -219,7 +219,7 @@ class TestHuggingFaceHub:
         client = InferenceClient(serve("--model", folder).url)
         for prompt in ("query", "document"):
             found = client.feature_extraction(LETTERS, prompt_name=prompt)
-            expected = bert_embed(LETTERS, "--model", folder, "--prompt-name", prompt)
+            expected = encodle_embed(LETTERS, "--model", folder, "--prompt-name", prompt)
             assert_same_bits(found, expected, prompt)
 
     @pytest.mark.parametrize("path", ["", "/similarity"])
@@ -233,7 +233,7 @@ class TestHuggingFaceHub:
     def test_text_classification(self, models):
         # The client sends {"inputs": TEXT, "parameters": {}} and returns the first element.
         client = InferenceClient(f"{models.url}/predict")
-        [expected] = bert("classify", "--model", MODELS["sequence"], LETTERS[0])
+        [expected] = encodle("classify", "--model", MODELS["sequence"], LETTERS[0])
         for options in ({}, {"top_k": 1}, {"top_k": 2, "function_to_apply": "softmax"}):
             found = client.text_classification(LETTERS[0], **options)
             assert found.label == expected["label"]
@@ -294,7 +294,7 @@ class TestLlamaIndex:
     def test_vectors_of_texts_and_queries(self, server, kind):
         # The client replaces line breaks by spaces. `model=` accepts OpenAI's models only.
         texts = [*TEXTS, "two\nlines"]
-        expected = bert_embed([text.replace("\n", " ") for text in texts])
+        expected = encodle_embed([text.replace("\n", " ") for text in texts])
         embedding = kind(
             model_name=MINILM, api_base=f"{server.url}/v1", api_key="unused", max_retries=1
         )
@@ -306,7 +306,7 @@ class TestLlamaIndex:
         embedding = OpenAILikeEmbedding(
             model_name=MINILM, api_base=f"{server.url}/v1", dimensions=32, max_retries=1
         )
-        expected = bert_embed(TEXTS, "--dimensions", "32")
+        expected = encodle_embed(TEXTS, "--dimensions", "32")
         assert_same_bits(embedding.get_text_embedding_batch(TEXTS), expected)
 
 
@@ -320,7 +320,7 @@ class TestLlamaIndex:
     def test_the_reranker_of_tei_ranks_long_texts(self, models):
         # The client sends {"query", "texts"}, and selects the best results itself.
         texts = [*LETTERS, "a bad cab " * 200]
-        rows = bert("rerank", "--model", MODELS["ranker"], "--query", QUERY, *texts)
+        rows = encodle("rerank", "--model", MODELS["ranker"], "--query", QUERY, *texts)
         nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in texts]
         reranker = TeiRerank(base_url=models.url, top_n=3)
         found = reranker.postprocess_nodes(nodes, query_bundle=QueryBundle(QUERY))
@@ -331,8 +331,8 @@ class TestLlamaIndex:
 
 @pytest.fixture(scope="module")
 def ranked():
-    """What `bert rerank` prints."""
-    return bert("rerank", "--model", MODELS["ranker"], "--query", QUERY, *LETTERS)
+    """What `encodle rerank` prints."""
+    return encodle("rerank", "--model", MODELS["ranker"], "--query", QUERY, *LETTERS)
 
 
 def assert_ranked(results, ranked):
@@ -384,7 +384,7 @@ class TestCohere:
         response = client.rerank(model="ranker", query=QUERY, documents=[long, "x"])
         assert_ranked(
             response.results,
-            bert("rerank", "--model", MODELS["ranker"], "--query", QUERY, long, "x"),
+            encodle("rerank", "--model", MODELS["ranker"], "--query", QUERY, long, "x"),
         )
 
     def test_limits_that_do_not_apply_are_accepted(self, models, ranked):
@@ -504,17 +504,17 @@ class TestCommands:
     """The routes of the commands return the objects that the commands print."""
 
     def test_classify(self, models):
-        expected = bert("classify", "--model", MODELS["sequence"], *LETTERS)
+        expected = encodle("classify", "--model", MODELS["sequence"], *LETTERS)
         assert_same_json(models.json("/classify", {"inputs": LETTERS}), expected)
         assert_same_json(models.json("/classify", {"inputs": LETTERS[0]}), expected[:1])
-        expected = bert("classify", "--model", MODELS["ranker"], *LETTERS)
+        expected = encodle("classify", "--model", MODELS["ranker"], *LETTERS)
         assert_same_json(models.json("/classify", {"inputs": LETTERS, "model": "ranker"}), expected)
 
     @pytest.mark.parametrize("join", [None, "none", "simple", "first", "average", "max"])
     def test_tag(self, models, join):
         options = ["--join", join] if join else []
         fields = {"join": join} if join else {}
-        expected = bert("tag", "--model", MODELS["tagger"], *options, *LETTERS)
+        expected = encodle("tag", "--model", MODELS["tagger"], *options, *LETTERS)
         assert_same_json(models.json("/tag", {"inputs": LETTERS} | fields), expected)
 
     @pytest.mark.parametrize("top", [None, 1, 3])
@@ -522,7 +522,7 @@ class TestCommands:
         options = ["--top", top] if top else []
         fields = {"top": top} if top else {}
         question = "a bad"
-        expected = bert(
+        expected = encodle(
             "answer", "--model", MODELS["answer"], "--question", question, *options, *LETTERS
         )
         found = models.json("/answer", {"inputs": LETTERS, "question": question} | fields)
@@ -533,14 +533,14 @@ class TestCommands:
         options = ["--top", top] if top else []
         fields = {"top": top} if top else {}
         texts = ["a bad [MASK] cab", "[MASK] [MASK]"]
-        expected = bert("fill-mask", "--model", MODELS["masked_lm"], *options, *texts)
+        expected = encodle("fill-mask", "--model", MODELS["masked_lm"], *options, *texts)
         assert_same_json(models.json("/fill_mask", {"inputs": texts} | fields), expected)
 
     @pytest.mark.parametrize("pair", [None, "A dog barks."])
     def test_attention(self, server, tmp_path, pair):
         file = tmp_path / "attention.json"
         options = ["--pair", pair] if pair else []
-        command = [BERT, "attention", TEXTS[0], *options, "--output", file]
+        command = [ENCODLE, "attention", TEXTS[0], *options, "--output", file]
         subprocess.run(command, check=True, cwd=ROOT)
         fields = {"pair": pair} if pair else {}
         found = server.json("/attention", {"inputs": TEXTS[0]} | fields)
@@ -550,7 +550,7 @@ class TestCommands:
     def test_attention_as_a_picture(self, server, tmp_path, extension):
         file = tmp_path / f"attention.{extension}"
         options = ["--layer", "1", "--head", "8", "--output", file]
-        subprocess.run([BERT, "attention", TEXTS[0], *options], check=True, cwd=ROOT)
+        subprocess.run([ENCODLE, "attention", TEXTS[0], *options], check=True, cwd=ROOT)
         body = {"inputs": TEXTS[0], "layer": 1, "head": 8, "format": extension}
         response = server.post("/attention", body)
         assert response.status_code == 200

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import load
 import openai
 import pytest
-from conftest import GOLDEN, MINILM, MODELS, assert_same_bits, bert_embed, describe, f32, wait_until
+from conftest import GOLDEN, MINILM, MODELS, assert_same_bits, encodle_embed, describe, f32, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from wire import Wire, elapsed, request
 
@@ -149,7 +149,7 @@ class TestReload:
     @pytest.mark.slow
     def test_sighup_under_load_fails_no_request(self, serve):
         server = serve()
-        expected = bert_embed([TEXT])
+        expected = encodle_embed([TEXT])
         with Load(server, 8, [{"inputs": TEXT}]) as clients:
             for _ in range(5):
                 count = clients.answered()
@@ -168,10 +168,10 @@ class TestReload:
         shutil.copytree(GOLDEN / "architectures/sentences/roberta", other)
         server = serve("--model", f"m={current}")
         found = lambda: f32(server.json("/embed", {"inputs": LETTERS}))
-        assert_same_bits(found(), bert_embed(LETTERS, "--model", current))
+        assert_same_bits(found(), encodle_embed(LETTERS, "--model", current))
         os.rename(current, tmp_path / "old")
         os.rename(other, current)
-        expected = bert_embed(LETTERS, "--model", current)
+        expected = encodle_embed(LETTERS, "--model", current)
         server.signal(signal.SIGHUP)
         wait_until(
             lambda: found().tobytes() == expected.tobytes(), 30, "the new model answers"
@@ -180,7 +180,7 @@ class TestReload:
     def test_sighup_with_a_missing_file_keeps_the_old_models(self, serve, tmp_path):
         current = tmp_path / "current"
         shutil.copytree(MODELS["sentences"], current)
-        expected = bert_embed(LETTERS, "--model", current)
+        expected = encodle_embed(LETTERS, "--model", current)
         server = serve("--model", f"m={current}")
         (current / "config.json").rename(current / "config.json.old")
         lines = len(server.log)
@@ -194,7 +194,7 @@ class TestReload:
     def test_sighup_reads_the_api_keys_again(self, serve, tmp_path):
         file = tmp_path / "keys"
         file.write_text("old\n")
-        server = serve("--api-key-file", file, env={"BERT_API_KEYS": "constant"})
+        server = serve("--api-key-file", file, env={"ENCODLE_API_KEYS": "constant"})
 
         def status(key):
             headers = {"authorization": f"Bearer {key}"}
@@ -276,7 +276,7 @@ class TestOverload:
                 create = lambda i: client.embeddings.create(model=MINILM, input=TEXT)
                 responses = list(pool.map(create, range(2)))
         assert 429 in statuses
-        expected = bert_embed([TEXT])[0]
+        expected = encodle_embed([TEXT])[0]
         for response in responses:
             assert_same_bits(response.data[0].embedding, expected)
 
@@ -302,9 +302,9 @@ class TestDisconnect:
         with Wire(server) as wire:
             assert wire.send(request("/embed", {"inputs": TEXT}))
             # A request is not counted if the client leaves before the server has read it.
-            in_progress = lambda: "bert_requests_in_progress 2" in server.get("/metrics").text
+            in_progress = lambda: "encodle_requests_in_progress 2" in server.get("/metrics").text
             wait_until(in_progress, 5, "the requests for /embed and /metrics are in progress")
-        count = f'bert_requests_total{{model="{MINILM}",route="/embed",status="499"}} 1'
+        count = f'encodle_requests_total{{model="{MINILM}",route="/embed",status="499"}} 1'
         wait_until(lambda: count in server.get("/metrics").text, 10, "the request is counted")
         closed = "the client closed the connection"
         logged = lambda: any(closed in line and "/embed" in line for line in server.log)
@@ -483,12 +483,12 @@ class TestMetrics:
     def test_requests_texts_and_tokens_are_counted_by_model(self, models):
         def counts(model):
             return [
-                self.value(models, "bert_requests_total", route="/embed", model=model, status="200"),
+                self.value(models, "encodle_requests_total", route="/embed", model=model, status="200"),
                 self.value(
-                    models, "bert_request_duration_seconds_count", route="/embed", model=model
+                    models, "encodle_request_duration_seconds_count", route="/embed", model=model
                 ),
-                self.value(models, "bert_texts_total", model=model),
-                self.value(models, "bert_tokens_total", model=model),
+                self.value(models, "encodle_texts_total", model=model),
+                self.value(models, "encodle_tokens_total", model=model),
             ]
 
         before = {model: counts(model) for model in (MINILM, "sentences")}
@@ -512,13 +512,13 @@ class TestMetrics:
     ])
     def test_failed_requests_are_counted_by_model_too(self, models, body, model, status):
         labels = {"route": "/embed", "model": model, "status": str(status)}
-        before = self.value(models, "bert_requests_total", **labels)
+        before = self.value(models, "encodle_requests_total", **labels)
         assert models.post("/embed", body).status_code == status
-        assert self.value(models, "bert_requests_total", **labels) == before + 1
+        assert self.value(models, "encodle_requests_total", **labels) == before + 1
 
     def test_the_age_of_the_oldest_waiting_request(self, serve):
         server = serve("--batch-delay", "2000")
-        age = lambda: self.value(server, "bert_queue_oldest_seconds")
+        age = lambda: self.value(server, "encodle_queue_oldest_seconds")
         assert age() == 0
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(server.json, "/embed", {"inputs": TEXT})

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import load
 import pytest
-from conftest import MINILM, assert_same_bits, bert_embed
+from conftest import MINILM, assert_same_bits, encodle_embed
 
 THREADS = 32
 # Texts of 3 to 250 tokens. A batch, of 512 tokens by default, holds many of the short texts, but
@@ -15,7 +15,7 @@ TEXTS = [text for high in (4, 16, 64, 250) for text in load.texts(40, 3, high, s
 
 @pytest.fixture(scope="module")
 def alone():
-    return bert_embed(TEXTS)
+    return encodle_embed(TEXTS)
 
 
 def embed(server, texts):
@@ -57,7 +57,7 @@ def test_a_text_has_the_same_vector_under_load(server, alone):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
 def test_vectors_in_int8_and_bf16_are_the_same_under_load(serve, dtype):
-    vectors = bert_embed(TEXTS, "--dtype", dtype)
+    vectors = encodle_embed(TEXTS, "--dtype", dtype)
     check_under_load(serve("--dtype", dtype), vectors, rounds=4)
 
 

@@ -39,7 +39,7 @@ def metric(server, name, **labels):
 
 def computed(server):
     """The number of batches so far."""
-    return metric(server, "bert_stage_duration_seconds_count", stage="compute")
+    return metric(server, "encodle_stage_duration_seconds_count", stage="compute")
 
 
 # Small bodies whose responses or computations are as large as the limits allow.
@@ -188,7 +188,7 @@ def test_a_long_computation_delays_no_others_and_ends_when_its_client_leaves(
     time.sleep(1)
     before = computed(server)
     time.sleep(0.5)
-    assert computed(server) == before and metric(server, "bert_queue_tokens") == 0
+    assert computed(server) == before and metric(server, "encodle_queue_tokens") == 0
 
 
 def test_windows_of_a_long_question_advance_by_half_their_room(with_heads):
@@ -240,4 +240,4 @@ def test_the_longest_responses_are_complete(serve):
     assert tokens[2][2] == {"id": 1037, "text": "à", "special": False, "start": 3, "stop": 4}
     states = server.json("/embed_all", {"inputs": ["a b"] * 300})
     assert [(len(text), len(text[0])) for text in states] == [(4, 384)] * 300
-    wait_until(lambda: metric(server, "bert_requests_in_progress") <= 1, 5, "requests end")
+    wait_until(lambda: metric(server, "encodle_requests_in_progress") <= 1, 5, "requests end")

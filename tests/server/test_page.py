@@ -1,4 +1,4 @@
-"""The page `/` and the API reference `/docs` of `bert serve`, in headless Chromium.
+"""The page `/` and the API reference `/docs` of `encodle serve`, in headless Chromium.
 
 The fixture `server` (conftest.py) is a running server with the built-in model, without API keys.
 The environment variable `CHROMIUM` names the browser; the default is `chromium` or `google-chrome`

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import (
-    BERT, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, bert_embed, describe, wait_until,
+    ENCODLE, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, encodle_embed, describe, wait_until,
 )
 
 LETTERS = ["a bad cab", "a bead"]
@@ -87,16 +87,16 @@ def test_options_come_from_the_environment(serve, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(f"{KEYS[0]}\n")
     server = serve(env={
-        "BERT_MODEL": f"small={MODELS[MINILM]}\ntiny={MODELS['sentences']}",
-        "BERT_DTYPE": "small=int8",
-        "BERT_POOLING": "tiny=cls,mean",
-        "BERT_HOST": "localhost",
-        "BERT_PORT": "1",  # the option takes precedence
-        "BERT_MAX_TEXTS": "2",
-        "BERT_AUTO_TRUNCATE": "1",
-        "BERT_API_KEY_FILE": str(keys),
-        "BERT_CORS": "https://example.org\nhttps://example.com",
-        "BERT_LOG": "json",
+        "ENCODLE_MODEL": f"small={MODELS[MINILM]}\ntiny={MODELS['sentences']}",
+        "ENCODLE_DTYPE": "small=int8",
+        "ENCODLE_POOLING": "tiny=cls,mean",
+        "ENCODLE_HOST": "localhost",
+        "ENCODLE_PORT": "1",  # the option takes precedence
+        "ENCODLE_MAX_TEXTS": "2",
+        "ENCODLE_AUTO_TRUNCATE": "1",
+        "ENCODLE_API_KEY_FILE": str(keys),
+        "ENCODLE_CORS": "https://example.org\nhttps://example.com",
+        "ENCODLE_LOG": "json",
     })
     headers = {"authorization": f"Bearer {KEYS[0]}", "origin": "https://example.com"}
     info = server.get("/info", headers=headers).json()
@@ -112,21 +112,21 @@ def test_options_come_from_the_environment(serve, tmp_path):
 
 
 @pytest.mark.parametrize("variable, value", [
-    ("BERT_PORT", "tcp://10.0.0.1:80"),  # of a service `bert` of Kubernetes
-    ("BERT_LOG_TEXTS", "maybe"),
-    ("BERT_MAX_BODY", "0"),
-    ("BERT_MODEL", "a=x\n"),
+    ("ENCODLE_PORT", "tcp://10.0.0.1:80"),  # of a service `encodle` of Kubernetes
+    ("ENCODLE_LOG_TEXTS", "maybe"),
+    ("ENCODLE_MAX_BODY", "0"),
+    ("ENCODLE_MODEL", "a=x\n"),
 ])
 def test_a_wrong_variable_names_its_option(variable, value):
     env = os.environ | {variable: value}
-    run = subprocess.run([BERT, "serve"], env=env, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    run = subprocess.run([ENCODLE, "serve"], env=env, capture_output=True, text=True, timeout=20, cwd=ROOT)
     assert run.returncode == 2, run.stderr
     assert "--" + variable[5:].lower().replace("_", "-") in run.stderr
 
 
 def test_cors_of_a_server_with_keys(serve):
     # A browser sends a preflight request without the key.
-    server = serve("--cors", "*", env={"BERT_API_KEYS": KEYS[0]})
+    server = serve("--cors", "*", env={"ENCODLE_API_KEYS": KEYS[0]})
     headers = {"origin": "https://example.org", "access-control-request-method": "POST"}
     preflight = server.client.options("/embed", headers=headers)
     assert preflight.status_code in (200, 204), describe(preflight)
@@ -141,10 +141,10 @@ def test_dtype_and_pooling_of_one_model(serve):
         f"--model=small={ROOT / 'weights/all-MiniLM-L6-v2'}", f"--model=tiny={folder}",
         "--dtype", "small=int8", "--pooling", "tiny=cls,mean",
     )
-    small = bert_embed(LETTERS, "--dtype", "int8")
+    small = encodle_embed(LETTERS, "--dtype", "int8")
     assert_same_bits(server.json("/embed", {"inputs": LETTERS, "model": "small"}), small)
     response = server.json("/v1/embeddings", {"input": LETTERS, "model": "tiny"})
-    expected = bert_embed(LETTERS, "--model", folder, "--pooling", "cls,mean")
+    expected = encodle_embed(LETTERS, "--model", folder, "--pooling", "cls,mean")
     assert_same_bits([data["embedding"] for data in response["data"]], expected)
 
 
@@ -168,7 +168,7 @@ def test_the_log_contains_no_texts_unless_asked_for(serve):
 
 
 def test_the_log_contains_no_keys(serve):
-    server = serve(env={"BERT_API_KEYS": "secret-key", "RUST_LOG": "trace"})
+    server = serve(env={"ENCODLE_API_KEYS": "secret-key", "RUST_LOG": "trace"})
     server.json("/embed", {"inputs": "a"}, headers={"authorization": "Bearer secret-key"})
     server.post("/embed", {"inputs": "a"}, headers={"authorization": "Bearer secret-key-2"})
     server.stop()
@@ -195,7 +195,7 @@ def test_json_log(serve):
     (["--cors", "not an origin"], 1, "is not a web origin"),
 ])
 def test_invalid_options_are_refused(arguments, code, message):
-    command = [BERT, "serve", "--port", "0", *map(str, arguments)]
+    command = [ENCODLE, "serve", "--port", "0", *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
     assert run.returncode == code, f"exit code {run.returncode}: {run.stderr}"
     assert message in run.stderr
@@ -210,7 +210,7 @@ def test_the_host_may_be_a_name(serve):
 
 
 def test_a_host_that_cannot_be_resolved_is_named():
-    command = [BERT, "serve", "--port", "0", "--host", "no-such-host.invalid"]
+    command = [ENCODLE, "serve", "--port", "0", "--host", "no-such-host.invalid"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
     assert run.returncode == 1, run.stderr
     assert '--host "no-such-host.invalid" cannot be resolved: expected an IP address' in run.stderr
@@ -244,7 +244,7 @@ def test_errors_of_openai_name_the_field(models, change, param):
 
 
 def test_a_port_in_use_is_an_error(server):
-    command = [BERT, "serve", "--port", str(server.port)]
+    command = [ENCODLE, "serve", "--port", str(server.port)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
     assert run.returncode == 1
     assert str(server.port) in run.stderr
@@ -253,7 +253,7 @@ def test_a_port_in_use_is_an_error(server):
 def test_a_file_without_keys_is_refused(tmp_path):
     file = tmp_path / "keys"
     file.write_text("\n")
-    command = [BERT, "serve", "--port", "0", "--api-key-file", str(file)]
+    command = [ENCODLE, "serve", "--port", "0", "--api-key-file", str(file)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.wait(20) != 0, "started without keys although --api-key-file was given"
@@ -271,10 +271,10 @@ def test_a_request_within_the_batch_delay_joins_the_batch(serve):
         bodies = [{"inputs": f"text {i}"} for i in range(8)]
         found = list(pool.map(lambda body: server.json("/embed", body)[0], bodies))
     seconds = time.perf_counter() - start
-    assert_same_bits(found, bert_embed([body["inputs"] for body in bodies]))
+    assert_same_bits(found, encodle_embed([body["inputs"] for body in bodies]))
     assert 0.3 <= seconds < 8 * 0.3, f"8 requests took {seconds:.2f} s"
     metrics = server.client.get("/metrics").text.splitlines()
-    assert "bert_batch_sequences_sum 8" in metrics and "bert_batch_sequences_count 1" in metrics
+    assert "encodle_batch_sequences_sum 8" in metrics and "encodle_batch_sequences_count 1" in metrics
 
 
 def test_a_request_longer_than_the_timeout_is_ended(serve):

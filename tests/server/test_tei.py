@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from conftest import (
-    BERT, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, assert_same_json, bert,
-    bert_embed, describe, f32, wait_until,
+    ENCODLE, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, assert_same_json, encodle,
+    encodle_embed, describe, f32, wait_until,
 )
 
 TEXTS = ["A man is eating food.", "A man eats.", "Größe, naïveté, 東京 and 😀"]
@@ -22,26 +22,26 @@ MAX_TOKENS = 256
 
 class TestEmbed:
     def test_vectors_are_those_of_the_command(self, server):
-        expected = bert_embed(TEXTS)
+        expected = encodle_embed(TEXTS)
         assert_same_bits(server.json("/embed", {"inputs": TEXTS}), expected)
         assert_same_bits(server.json("/embed", {"inputs": TEXTS[0]}), expected[:1])
 
     def test_the_root_is_embed_for_an_embedding_model(self, server):
-        assert_same_bits(server.json("/", {"inputs": TEXTS}), bert_embed(TEXTS))
+        assert_same_bits(server.json("/", {"inputs": TEXTS}), encodle_embed(TEXTS))
 
     def test_texts_of_every_script(self, server):
         texts = json.loads((ROOT / "tests/golden/nasty_texts.json").read_text())
-        assert_same_bits(server.json("/embed", {"inputs": texts}), bert_embed(texts))
+        assert_same_bits(server.json("/embed", {"inputs": texts}), encodle_embed(texts))
 
     def test_token_ids_give_the_vectors_of_their_texts(self, server):
         tokens = server.json("/tokenize", {"inputs": TEXTS})
         ids = [[token["id"] for token in text] for text in tokens]
-        expected = bert_embed(TEXTS)
+        expected = encodle_embed(TEXTS)
         assert_same_bits(server.json("/embed", {"inputs": ids}), expected)
         assert_same_bits(server.json("/embed", {"inputs": ids[0]}), expected[:1])
 
     def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
-        expected = bert_embed([LONG, TEXTS[0]])
+        expected = encodle_embed([LONG, TEXTS[0]])
         body = {"inputs": [LONG, TEXTS[0]]}
         assert_same_bits(server.json("/embed", body), expected)
         assert_same_bits(server.json("/embed", body | {"truncate": True}), expected)
@@ -63,13 +63,13 @@ class TestEmbed:
         assert "text 1 has 502 tokens: expected at most 256" in refused.json()["error"]["message"]
         server = serve("--auto-truncate")
         response = server.json("/v1/embeddings", body)
-        assert_same_bits([data["embedding"] for data in response["data"]], bert_embed(body["input"]))
+        assert_same_bits([data["embedding"] for data in response["data"]], encodle_embed(body["input"]))
         assert response["usage"]["prompt_tokens"] == 8 + MAX_TOKENS
         assert_error(server.post("/embed", {"inputs": LONG, "truncate": False}), 413)
 
     def test_encoding_format_is_float(self, server):
         body = {"inputs": TEXTS, "encoding_format": "float"}
-        assert_same_bits(server.json("/embed", body), bert_embed(TEXTS))
+        assert_same_bits(server.json("/embed", body), encodle_embed(TEXTS))
         response = server.post("/embed", body | {"encoding_format": "base64"})
         assert_error(response, 422)
         assert response.json()["error"].startswith("encoding_format is unknown: expected `float`")
@@ -78,7 +78,7 @@ class TestEmbed:
         vectors = f32(server.json("/embed", {"inputs": TEXTS, "normalize": False}))
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         assert (np.abs(lengths - 1) > 0.01).all(), f"lengths are {lengths.ravel()}"
-        expected = bert_embed(TEXTS)
+        expected = encodle_embed(TEXTS)
         assert np.abs(vectors / lengths - expected).max() < 1e-6
         assert_same_bits(server.json("/embed", {"inputs": TEXTS, "normalize": True}), expected)
 
@@ -86,9 +86,9 @@ class TestEmbed:
         folder = MODELS["sequence"]
         server = serve("--model", f"plain={folder}", "--pooling", "plain=mean")
         options = ["--model", folder, "--pooling", "mean"]
-        plain = bert_embed(LETTERS, *options)
+        plain = encodle_embed(LETTERS, *options)
         assert_same_bits(
-            server.json("/embed", {"inputs": LETTERS}), bert_embed(LETTERS, *options, "--normalize")
+            server.json("/embed", {"inputs": LETTERS}), encodle_embed(LETTERS, *options, "--normalize")
         )
         assert_same_bits(server.json("/embed", {"inputs": LETTERS, "normalize": False}), plain)
         response = server.json("/v1/embeddings", {"input": LETTERS, "model": "plain"})
@@ -96,20 +96,20 @@ class TestEmbed:
 
     def test_dimensions_keeps_the_first_values(self, server):
         found = server.json("/embed", {"inputs": TEXTS, "dimensions": 16})
-        assert_same_bits(found, bert_embed(TEXTS, "--dimensions", "16"))
+        assert_same_bits(found, encodle_embed(TEXTS, "--dimensions", "16"))
 
     def test_dimensions_of_a_model_that_truncates_are_normalised(self, serve, tmp_path):
         folder = shutil.copytree(ROOT / "weights/all-MiniLM-L6-v2", tmp_path / "model")
         (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 64}')
         server = serve("--model", f"short={folder}")
         for dimensions in (63, 64, 384):
-            expected = bert_embed(TEXTS, "--model", folder, "--dimensions", str(dimensions))
+            expected = encodle_embed(TEXTS, "--model", folder, "--dimensions", str(dimensions))
             response = server.json(
                 "/v1/embeddings", {"model": "short", "input": TEXTS, "dimensions": dimensions}
             )
             assert_same_bits([data["embedding"] for data in response["data"]], expected)
         response = server.json("/v1/embeddings", {"model": "short", "input": TEXTS})
-        expected = bert_embed(TEXTS, "--model", folder)
+        expected = encodle_embed(TEXTS, "--model", folder)
         assert_same_bits([data["embedding"] for data in response["data"]], expected)
 
     def test_errors_of_token_ids_name_the_text(self, server):
@@ -126,11 +126,11 @@ class TestEmbed:
     def test_prompt_name_puts_the_prompt_before_the_text(self, models, prompt):
         found = models.json("/embed", {"inputs": LETTERS, "prompt_name": prompt, "model": "sentences"})
         options = ["--model", MODELS["sentences"], "--prompt-name", prompt]
-        assert_same_bits(found, bert_embed(LETTERS, *options))
+        assert_same_bits(found, encodle_embed(LETTERS, *options))
 
     def test_the_default_is_the_first_embedding_model(self, serve):
         server = serve(*(f"--model={name}={MODELS[name]}" for name in ("tagger", "sentences")))
-        expected = bert_embed(LETTERS, "--model", MODELS["sentences"])
+        expected = encodle_embed(LETTERS, "--model", MODELS["sentences"])
         assert_same_bits(server.json("/embed", {"inputs": LETTERS}), expected)
 
 
@@ -143,8 +143,8 @@ class TestEmbedAll:
     def test_the_normalised_mean_of_the_hidden_states_is_the_embedding(self, server):
         [states] = server.json("/embed_all", {"inputs": TEXTS[0]})
         mean = np.mean(states, axis=0)
-        # `bert embed` computes the mean in f32, this test in f64.
-        assert np.abs(mean / np.linalg.norm(mean) - bert_embed(TEXTS[:1])[0]).max() < 1e-6
+        # `encodle embed` computes the mean in f32, this test in f64.
+        assert np.abs(mean / np.linalg.norm(mean) - encodle_embed(TEXTS[:1])[0]).max() < 1e-6
 
     def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
         [states] = server.json("/embed_all", {"inputs": LONG})
@@ -154,7 +154,7 @@ class TestEmbedAll:
 
 class TestPredict:
     def expected(self, text, name="sequence"):
-        [row] = bert("classify", "--model", MODELS[name], text)
+        [row] = encodle("classify", "--model", MODELS[name], text)
         scores = [{"score": score, "label": label} for label, score in row["scores"].items()]
         return sorted(scores, key=lambda element: -element["score"])
 
@@ -167,7 +167,7 @@ class TestPredict:
         assert_same_json(found, [self.expected(text) for text in LETTERS])
 
     def test_two_strings_are_a_pair(self, models):
-        [row] = bert("rerank", "--model", MODELS["ranker"], "--query", "bad", "a cab")
+        [row] = encodle("rerank", "--model", MODELS["ranker"], "--query", "bad", "a cab")
         body = {"inputs": ["bad", "a cab"], "model": "ranker"}
         assert_same_json(models.json("/predict", body), [{"score": row["score"], "label": "LABEL_0"}])
         pair = models.json("/predict", {"inputs": ["a bad cab", "a bead"]})
@@ -224,7 +224,7 @@ class TestPredict:
 
 class TestRerank:
     def expected(self, texts, query="bad"):
-        return bert("rerank", "--model", MODELS["ranker"], "--query", query, *texts)
+        return encodle("rerank", "--model", MODELS["ranker"], "--query", query, *texts)
 
     def test_scores_of_the_command_in_descending_order(self, models):
         found = models.json("/rerank", {"query": "bad", "texts": LETTERS})
@@ -268,9 +268,9 @@ class TestSimilarity:
     def test_cosines_are_those_of_the_vectors(self, server):
         body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
         found = server.json("/similarity", body)
-        vectors = bert_embed(TEXTS).astype(np.float64)
+        vectors = encodle_embed(TEXTS).astype(np.float64)
         assert np.abs(np.array(found) - vectors @ vectors[0]).max() < 1e-6
-        command = [BERT, "similarity", TEXTS[0], TEXTS[1]]
+        command = [ENCODLE, "similarity", TEXTS[0], TEXTS[1]]
         printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         assert abs(found[1] - float(printed.stdout)) < 1e-6
 
@@ -280,7 +280,7 @@ class TestSimilarity:
         body = {"inputs": inputs, "parameters": parameters, "model": "sentences"}
         found = models.json("/similarity", body)
         options = ["--model", MODELS["sentences"], "--prompt-name", "query"]
-        vectors = bert_embed(["a bad cab", *LETTERS], *options).astype(np.float64)
+        vectors = encodle_embed(["a bad cab", *LETTERS], *options).astype(np.float64)
         assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
 
     def test_long_texts_are_truncated_unless_truncate_is_false(self, server):
@@ -681,7 +681,7 @@ class TestErrors:
         server = serve("--max-requests", "1", "--batch-delay", "3000")
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(server.post, "/embed", {"inputs": "a"})
-            in_progress = lambda: "bert_requests_in_progress 2" in server.get("/metrics").text
+            in_progress = lambda: "encodle_requests_in_progress 2" in server.get("/metrics").text
             wait_until(in_progress, 5, "the requests for /embed and /metrics are in progress")
             for path, body, interface in [
                 ("/v1/embeddings", {"model": MINILM, "input": "a"}, "openai"),

@@ -1,4 +1,4 @@
-//! `bert answer`: the answer to a question in texts.
+//! `encodle answer`: the answer to a question in texts.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use crate::{arguments::positive, json_line::write_line, span::Span, task::Task, 
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert answer --model folder --question \"Where did she live?\" \"Ada Lovelace lived in London.\"")]
+  encodle answer --model folder --question \"Where did she live?\" \"Ada Lovelace lived in London.\"")]
 pub struct Args {
     /// Question to answer from each text
     #[arg(long, value_name = "TEXT")]

@@ -1,4 +1,4 @@
-//! `bert attention`: the attention weights of a text, as a table, a picture or numbers.
+//! `encodle attention`: the attention weights of a text, as a table, a picture or numbers.
 
 use std::{
     io::{self, Write},
@@ -25,9 +25,9 @@ use crate::{
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert attention \"I love AI\"
-  bert attention \"I love AI\" --layer 2 --head mean
-  bert attention \"The bank is closed.\" --pair \"We sat on the bank.\" --output bank.html")]
+  encodle attention \"I love AI\"
+  encodle attention \"I love AI\" --layer 2 --head mean
+  encodle attention \"The bank is closed.\" --pair \"We sat on the bank.\" --output bank.html")]
 pub struct Args {
     /// Model: folder, weights file, or org/name@revision on the Hugging Face hub (@revision is
     /// optional) [default: the built-in all-MiniLM-L6-v2]

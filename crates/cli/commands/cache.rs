@@ -1,4 +1,4 @@
-//! `bert cache`: the files of packed weights.
+//! `encodle cache`: the files of packed weights.
 
 use std::{
     collections::BTreeMap,
@@ -16,14 +16,14 @@ use encoder::{PackedCache, PackedCacheFile};
 --dtype, and written to a file. Later runs map this file into memory instead of reading and \
 packing the weights; processes share the memory. The results are bit-identical.
 
-The environment variable BERT_PACKED_CACHE is the path of the folder. Its value `off` disables the \
+The environment variable ENCODLE_PACKED_CACHE is the path of the folder. Its value `off` disables the \
 cache; --no-cache disables it for one run. By default the folder is packed-weights in HF_HOME, in \
 $XDG_CACHE_HOME/huggingface or in ~/.cache/huggingface.
 
 Examples:
-  bert cache
-  bert cache --remove ~/.cache/huggingface/packed-weights/*-avx2-*
-  bert cache --clear")]
+  encodle cache
+  encodle cache --remove ~/.cache/huggingface/packed-weights/*-avx2-*
+  encodle cache --clear")]
 pub struct Args {
     /// Remove these files of the cache. A path is relative to the working directory or to the
     /// folder of the cache
@@ -53,8 +53,8 @@ enum Format {
 pub fn run(args: &Args) -> Result<()> {
     let Some(cache) = PackedCache::from_env() else {
         bail!(
-            "there is no cache: BERT_PACKED_CACHE is off, or is not set and the home folder is \
-             unknown; set BERT_PACKED_CACHE to a folder"
+            "there is no cache: ENCODLE_PACKED_CACHE is off, or is not set and the home folder is \
+             unknown; set ENCODLE_PACKED_CACHE to a folder"
         );
     };
     let mut out = io::stdout().lock();

@@ -1,4 +1,4 @@
-//! `bert classify`: the labels of texts.
+//! `encodle classify`: the labels of texts.
 
 use std::io::{self, Write};
 
@@ -20,8 +20,8 @@ const CHUNK_SIZE: usize = 256;
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert classify --model folder \"what a film\" \"how dull\"
-  bert classify --model org/name < reviews.txt")]
+  encodle classify --model folder \"what a film\" \"how dull\"
+  encodle classify --model org/name < reviews.txt")]
 pub struct Args {
     #[command(flatten)]
     task: Task,

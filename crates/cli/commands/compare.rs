@@ -1,4 +1,4 @@
-//! `bert compare`: the cosine similarities of all pairs of texts.
+//! `encodle compare`: the cosine similarities of all pairs of texts.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use crate::{messages, model::Model, truncation::Truncation, vector_table};
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert compare \"A man is eating food.\" \"A man eats.\" \"It snows.\"")]
+  encodle compare \"A man is eating food.\" \"A man eats.\" \"It snows.\"")]
 pub struct Args {
     #[command(flatten)]
     model: Model,

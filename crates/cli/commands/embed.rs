@@ -1,4 +1,4 @@
-//! `bert embed`: vectors of texts, as a table, as JSON lines or in a file.
+//! `encodle embed`: vectors of texts, as a table, as JSON lines or in a file.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -35,10 +35,10 @@ const ADVICE: &str = "; --long-texts windows embeds all tokens";
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert embed \"A man is eating food.\" \"A man eats.\"
-  bert embed --input lines.txt --output vectors.npy
-  bert embed --input articles.parquet --field body --output vectors.parquet --resume
-  zcat log.jsonl.gz | bert embed --input - --input-format jsonl --output vectors.arrow")]
+  encodle embed \"A man is eating food.\" \"A man eats.\"
+  encodle embed --input lines.txt --output vectors.npy
+  encodle embed --input articles.parquet --field body --output vectors.parquet --resume
+  zcat log.jsonl.gz | encodle embed --input - --input-format jsonl --output vectors.arrow")]
 pub struct Args {
     #[command(flatten)]
     model: Model,

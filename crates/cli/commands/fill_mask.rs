@@ -1,4 +1,4 @@
-//! `bert fill-mask`: the most probable tokens for the mask tokens of texts.
+//! `encodle fill-mask`: the most probable tokens for the mask tokens of texts.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ use crate::{
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert fill-mask --model folder --top 3 \"Paris is the [MASK] of France.\"")]
+  encodle fill-mask --model folder --top 3 \"Paris is the [MASK] of France.\"")]
 pub struct Args {
     /// Number of candidate tokens to print per mask token, the most probable first
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = positive::<usize>)]

@@ -1,4 +1,4 @@
-//! `bert inspect`: a description of a model's files, and whether the model can be run. Reads the
+//! `encodle inspect`: a description of a model's files, and whether the model can be run. Reads the
 //! headers of the weight files, not the weights.
 
 use std::{
@@ -16,8 +16,8 @@ use crate::{fit::harmless, model_files};
 #[command(after_help = "The exit code is 1 if the model cannot be run or a problem is listed.
 
 Examples:
-  bert inspect folder
-  bert inspect --format json org/name | jq .runs_as")]
+  encodle inspect folder
+  encodle inspect --format json org/name | jq .runs_as")]
 pub struct Args {
     /// Output format
     #[arg(long, value_enum, default_value_t)]

@@ -1,4 +1,4 @@
-//! `bert rerank`: ranks documents by relevance to a query.
+//! `encodle rerank`: ranks documents by relevance to a query.
 
 use std::io::{self, Write};
 
@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert rerank --model folder --query \"how do I undo a commit\" \"git revert\" \"git push\"")]
+  encodle rerank --model folder --query \"how do I undo a commit\" \"git revert\" \"git push\"")]
 pub struct Args {
     /// Query by which to rank the documents; each TEXT is a document
     #[arg(long, value_name = "QUERY")]

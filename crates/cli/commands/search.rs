@@ -1,4 +1,4 @@
-//! `bert search`: the texts of a corpus that are nearest to queries.
+//! `encodle search`: the texts of a corpus that are nearest to queries.
 
 use std::{
     collections::BTreeSet,
@@ -25,17 +25,17 @@ use crate::{
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert embed --input lines.txt --output lines.parquet
-  bert search --corpus lines.parquet \"how do I undo a commit\"
-  bert search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
-  bert search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
+  encodle embed --input lines.txt --output lines.parquet
+  encodle search --corpus lines.parquet \"how do I undo a commit\"
+  encodle search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
+  encodle search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
 #[command(mut_arg("model", |argument| argument.help(model_help())))]
 pub struct Args {
-    /// File of vectors that bert embed wrote: .npy, .parquet or .arrow
+    /// File of vectors that encodle embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
     corpus: PathBuf,
 
-    /// For a .npy corpus: the input file of bert embed, to show the texts of the hits
+    /// For a .npy corpus: the input file of encodle embed, to show the texts of the hits
     #[arg(long, value_name = "FILE")]
     records: Option<String>,
 

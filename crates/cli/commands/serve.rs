@@ -1,4 +1,4 @@
-//! `bert serve`: answers requests over HTTP.
+//! `encodle serve`: answers requests over HTTP.
 
 use std::{
     env::VarError,
@@ -28,12 +28,12 @@ use crate::{
 };
 
 /// The environment variable with API keys, separated by commas.
-const API_KEYS: &str = "BERT_API_KEYS";
+const API_KEYS: &str = "ENCODLE_API_KEYS";
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert serve
-  bert serve --model minilm=folder --model ranker=org/name --dtype ranker=int8 --port 8080
+  encodle serve
+  encodle serve --model minilm=folder --model ranker=org/name --dtype ranker=int8 --port 8080
 
 Each option can also be set by the environment variable named at the option. A variable for a
 repeatable option has one value per line.
@@ -44,19 +44,24 @@ pub struct Args {
     /// hub (@revision is optional). Without NAME, the name is the last component of MODEL,
     /// without @revision; for a symbolic link to a folder, that of the link's target. Repeatable
     /// [default: the built-in all-MiniLM-L6-v2]
-    #[arg(long = "model", env = "BERT_MODEL", value_delimiter = '\n', value_name = "[NAME=]MODEL")]
+    #[arg(
+        long = "model",
+        env = "ENCODLE_MODEL",
+        value_delimiter = '\n',
+        value_name = "[NAME=]MODEL"
+    )]
     models: Vec<Named<String>>,
 
     /// Number format of matrix products, for the model NAME or for all models: f32, f16, bf16 or
     /// int8. Repeatable [default: f32 on a CPU, f16 on a GPU]
-    #[arg(long, env = "BERT_DTYPE", value_delimiter = '\n', value_name = "[NAME=]DTYPE")]
+    #[arg(long, env = "ENCODLE_DTYPE", value_delimiter = '\n', value_name = "[NAME=]DTYPE")]
     dtype: Vec<Named<DtypeName>>,
 
     /// Pooling modes, separated by commas, for the model NAME or for all models; they replace the
     /// modes of the model's files and make any model an embedding model. Needs --model. Repeatable
     #[arg(
         long,
-        env = "BERT_POOLING",
+        env = "ENCODLE_POOLING",
         value_delimiter = '\n',
         value_name = "[NAME=]MODES",
         requires = "models"
@@ -65,11 +70,11 @@ pub struct Args {
 
     /// Address to listen on, or a name that resolves to one, such as localhost; an IPv4 address is
     /// preferred
-    #[arg(long, env = "BERT_HOST", value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, env = "ENCODLE_HOST", value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
 
     /// Port to listen on; 0 selects a free port
-    #[arg(long, env = "BERT_PORT", default_value_t = 8080)]
+    #[arg(long, env = "ENCODLE_PORT", default_value_t = 8080)]
     port: u16,
 
     #[command(flatten)]
@@ -78,18 +83,18 @@ pub struct Args {
     #[command(flatten)]
     limits: LimitArgs,
 
-    /// File of API keys, one per line. The environment variable BERT_API_KEYS adds keys, separated
+    /// File of API keys, one per line. The environment variable ENCODLE_API_KEYS adds keys, separated
     /// by commas [default: no keys are required]
-    #[arg(long, env = "BERT_API_KEY_FILE", value_name = "FILE")]
+    #[arg(long, env = "ENCODLE_API_KEY_FILE", value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
     /// Web origin that may use the server from a browser, such as `https://example.org`; * for all.
     /// Repeatable
-    #[arg(long, env = "BERT_CORS", value_delimiter = '\n', value_name = "ORIGIN")]
+    #[arg(long, env = "ENCODLE_CORS", value_delimiter = '\n', value_name = "ORIGIN")]
     cors: Vec<String>,
 
     /// Format of the log on standard error. RUST_LOG selects the level
-    #[arg(long, env = "BERT_LOG", value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(long, env = "ENCODLE_LOG", value_enum, default_value_t, value_name = "FORMAT")]
     log: LogFormat,
 }
 
@@ -100,7 +105,7 @@ struct LimitArgs {
     /// open file
     #[arg(
         long,
-        env = "BERT_MAX_CONNECTIONS",
+        env = "ENCODLE_MAX_CONNECTIONS",
         value_name = "N",
         default_value_t = Limits::default().max_connections as u64,
         value_parser = positive::<u64>,
@@ -110,7 +115,7 @@ struct LimitArgs {
     /// Maximum number of tokens that are computed together
     #[arg(
         long,
-        env = "BERT_MAX_BATCH_TOKENS",
+        env = "ENCODLE_MAX_BATCH_TOKENS",
         value_name = "N",
         default_value_t = Limits::default().max_batch_tokens as u64,
         value_parser = positive::<u64>,
@@ -118,7 +123,7 @@ struct LimitArgs {
     max_batch_tokens: u64,
 
     /// Time to wait for more requests before a batch that is not full is computed, in milliseconds
-    #[arg(long, env = "BERT_BATCH_DELAY", value_name = "MS", default_value_t = 0)]
+    #[arg(long, env = "ENCODLE_BATCH_DELAY", value_name = "MS", default_value_t = 0)]
     batch_delay: u64,
 
     /// Maximum number of requests that wait, are computed, or have a response of more than 64 KiB
@@ -126,7 +131,7 @@ struct LimitArgs {
     /// refused (status 429)
     #[arg(
         long,
-        env = "BERT_MAX_REQUESTS",
+        env = "ENCODLE_MAX_REQUESTS",
         value_name = "N",
         default_value_t = Limits::default().max_requests as u64,
         value_parser = positive::<u64>,
@@ -138,7 +143,7 @@ struct LimitArgs {
     /// request for which there is not enough left waits
     #[arg(
         long,
-        env = "BERT_MAX_MEMORY",
+        env = "ENCODLE_MAX_MEMORY",
         value_name = "MIB",
         default_value_t = (Limits::default().max_memory >> 20) as u64,
         value_parser = clap::value_parser!(u64).range(16..=1 << 20),
@@ -149,13 +154,13 @@ struct LimitArgs {
     /// seconds (0.001 to 86400). The estimate is the number of tokens of other requests that are
     /// ahead of the last text of this request, divided by the measured speed of their models. It
     /// does not include the batch that is being computed [default: as --timeout]
-    #[arg(long, env = "BERT_MAX_WAIT", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "ENCODLE_MAX_WAIT", value_name = "SECONDS", value_parser = seconds)]
     max_wait: Option<f64>,
 
     /// Maximum number of texts per request, at most 1048576
     #[arg(
         long,
-        env = "BERT_MAX_TEXTS",
+        env = "ENCODLE_MAX_TEXTS",
         value_name = "N",
         default_value_t = Limits::default().max_texts as u64,
         value_parser = clap::value_parser!(u64).range(1..=Limits::MAX_TEXTS as u64),
@@ -165,7 +170,7 @@ struct LimitArgs {
     /// Maximum size of a request's body, in MiB (1 to 1024)
     #[arg(
         long,
-        env = "BERT_MAX_BODY",
+        env = "ENCODLE_MAX_BODY",
         value_name = "MIB",
         default_value_t = (Limits::default().max_body >> 20) as u64,
         value_parser = clap::value_parser!(u64).range(1..=1024),
@@ -176,7 +181,7 @@ struct LimitArgs {
     /// 86400)
     #[arg(
         long,
-        env = "BERT_TIMEOUT",
+        env = "ENCODLE_TIMEOUT",
         value_name = "SECONDS",
         default_value_t = Limits::default().timeout.as_secs_f64(),
         value_parser = seconds,
@@ -186,11 +191,11 @@ struct LimitArgs {
     /// Truncate the texts of /v1/embeddings that are longer than the model's maximum length. By
     /// default, this route refuses such texts; the routes of TEI truncate them, unless the request
     /// has `truncate: false`
-    #[arg(long, env = "BERT_AUTO_TRUNCATE", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "ENCODLE_AUTO_TRUNCATE", value_parser = BoolishValueParser::new())]
     auto_truncate: bool,
 
     /// Write the bodies of requests, and error messages that may contain texts, to the log
-    #[arg(long, env = "BERT_LOG_TEXTS", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "ENCODLE_LOG_TEXTS", value_parser = BoolishValueParser::new())]
     log_texts: bool,
 }
 
@@ -609,13 +614,13 @@ mod traces {
         global::set_text_map_propagator(TraceContextPropagator::new());
         let mut resource = Resource::builder();
         if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
-            resource = resource.with_service_name("bert");
+            resource = resource.with_service_name("encodle");
         }
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(SpanExporter::builder().with_http().build()?)
             .with_resource(resource.build())
             .build();
-        let tracer = PROVIDER.get_or_init(|| provider).tracer("bert");
+        let tracer = PROVIDER.get_or_init(|| provider).tracer("encodle");
         Ok(Some(tracing_opentelemetry::layer().with_tracer(tracer)))
     }
 
@@ -667,7 +672,7 @@ mod tests {
     fn every_option_has_an_environment_variable() {
         for option in Args::command().get_arguments() {
             let Some(name) = option.get_long().filter(|name| *name != "help") else { continue };
-            let expected = format!("BERT_{}", name.to_uppercase().replace('-', "_"));
+            let expected = format!("ENCODLE_{}", name.to_uppercase().replace('-', "_"));
             assert_eq!(option.get_env().and_then(OsStr::to_str), Some(&*expected), "--{name}");
         }
     }

@@ -1,4 +1,4 @@
-//! `bert similarity`: the cosine similarity of two texts.
+//! `encodle similarity`: the cosine similarity of two texts.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use crate::{commands::compare::vectors_for_cosines, model::Model, vector_table::
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert similarity \"A man is eating food.\" \"A man eats.\"")]
+  encodle similarity \"A man is eating food.\" \"A man eats.\"")]
 pub struct Args {
     #[command(flatten)]
     model: Model,

@@ -1,4 +1,4 @@
-//! `bert tag`: the named entities in texts.
+//! `encodle tag`: the named entities in texts.
 
 use std::io::{self, Write};
 
@@ -16,8 +16,8 @@ use crate::{
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  bert tag --model folder \"Ada Lovelace lived in London.\"
-  bert tag --model folder --join none < lines.txt")]
+  encodle tag --model folder \"Ada Lovelace lived in London.\"
+  encodle tag --model folder --join none < lines.txt")]
 pub struct Args {
     /// How to join tokens into entities
     #[arg(long, value_enum, default_value_t)]

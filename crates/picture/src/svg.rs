@@ -12,7 +12,7 @@ use crate::{
     text::{escaped, shortened},
 };
 
-/// The end of the caption. `bert attention` removes it for a PNG, which has no tooltips.
+/// The end of the caption. `encodle attention` removes it for a PNG, which has no tooltips.
 pub const POINTER_HINT: &str = "; point at a cell or a head for weights";
 
 // Sizes in pixels.

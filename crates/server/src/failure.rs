@@ -53,7 +53,7 @@ pub struct Failure {
     closes: bool,
 }
 
-/// The kinds of failures. The metric `bert_failures_total` counts each.
+/// The kinds of failures. The metric `encodle_failures_total` counts each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The body is not JSON, or a value is invalid.

@@ -1,5 +1,5 @@
 //! An HTTP server for encoders: the interfaces of OpenAI, text-embeddings-inference, Cohere and
-//! Jina, and the tasks of the command `bert`. `docs/server.md` describes routes and options.
+//! Jina, and the tasks of the command `encodle`. `docs/server.md` describes routes and options.
 //!
 //! - [`Model`]: a loaded model with its task. [`Models`]: the models of a server by name, and the
 //!   thread that computes the requests of many clients in shared batches.

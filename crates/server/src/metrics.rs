@@ -21,7 +21,7 @@ const SECONDS: [f64; 16] = [
 const COUNTS: [f64; 14] =
     [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
-/// The stage that a time of `bert_stage_duration_seconds` measures.
+/// The stage that a time of `encodle_stage_duration_seconds` measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Texts to tokens.
@@ -85,43 +85,43 @@ impl Default for Metrics {
         };
         Self {
             requests: counters(
-                "bert_requests_total",
+                "encodle_requests_total",
                 "Requests by route, model and status; 499 if the client left or the server ended \
                  first",
                 &["route", "model", "status"],
             ),
             request_seconds: histograms(
-                "bert_request_duration_seconds",
+                "encodle_request_duration_seconds",
                 "Time from a request's header to its response, or to its end with status 499",
                 &["route", "model"],
             ),
-            failures: counters("bert_failures_total", "Failed requests by kind", &["kind"]),
+            failures: counters("encodle_failures_total", "Failed requests by kind", &["kind"]),
             stage_seconds: histograms(
-                "bert_stage_duration_seconds",
+                "encodle_stage_duration_seconds",
                 "Time per request in a stage; for compute, time per batch, or per text of a route \
                  without batches",
                 &["stage"],
             ),
             in_progress: gauge(
-                "bert_requests_in_progress",
+                "encodle_requests_in_progress",
                 "Requests in progress, from the end of the header to the response",
             ),
-            connections: gauge("bert_connections", "Open connections"),
-            queue_requests: gauge("bert_queue_requests", "Requests that wait for a batch"),
-            queue_tokens: gauge("bert_queue_tokens", "Tokens that wait for a batch"),
+            connections: gauge("encodle_connections", "Open connections"),
+            queue_requests: gauge("encodle_queue_requests", "Requests that wait for a batch"),
+            queue_tokens: gauge("encodle_queue_tokens", "Tokens that wait for a batch"),
             queue_oldest: registered(
                 &registry,
                 Gauge::new(
-                    "bert_queue_oldest_seconds",
+                    "encodle_queue_oldest_seconds",
                     "Age of the oldest request that waits for a batch; 0 if none waits",
                 ),
             ),
-            batch_tokens: histogram("bert_batch_tokens", "Tokens per batch", &COUNTS),
-            batch_sequences: histogram("bert_batch_sequences", "Sequences per batch", &COUNTS),
-            tokens: counters("bert_tokens_total", "Tokens of the computed batches", &["model"]),
-            texts: counters("bert_texts_total", "Texts of answered requests", &["model"]),
+            batch_tokens: histogram("encodle_batch_tokens", "Tokens per batch", &COUNTS),
+            batch_sequences: histogram("encodle_batch_sequences", "Sequences per batch", &COUNTS),
+            tokens: counters("encodle_tokens_total", "Tokens of the computed batches", &["model"]),
+            texts: counters("encodle_texts_total", "Texts of answered requests", &["model"]),
             loaded: gauge(
-                "bert_models_loaded_timestamp_seconds",
+                "encodle_models_loaded_timestamp_seconds",
                 "When the models were loaded, in seconds since 1970",
             ),
             names: RwLock::default(),
@@ -211,12 +211,12 @@ mod tests {
         metrics.stage(Stage::Tokenize).observe(0.02);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         for line in [
-            r#"bert_requests_total{model="minilm",route="/embed",status="429"} 1"#,
-            r#"bert_requests_total{model="",route="/embed",status="404"} 1"#,
-            r#"bert_failures_total{kind="overloaded"} 1"#,
-            r#"bert_request_duration_seconds_bucket{model="minilm",route="/embed",le="0.0025"} 2"#,
-            r#"bert_stage_duration_seconds_bucket{stage="tokenize",le="0.025"} 1"#,
-            "bert_queue_tokens 0",
+            r#"encodle_requests_total{model="minilm",route="/embed",status="429"} 1"#,
+            r#"encodle_requests_total{model="",route="/embed",status="404"} 1"#,
+            r#"encodle_failures_total{kind="overloaded"} 1"#,
+            r#"encodle_request_duration_seconds_bucket{model="minilm",route="/embed",le="0.0025"} 2"#,
+            r#"encodle_stage_duration_seconds_bucket{stage="tokenize",le="0.025"} 1"#,
+            "encodle_queue_tokens 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
@@ -227,7 +227,7 @@ mod tests {
         let names = |number: u64, name: &str| HashMap::from([(number, name.to_string())]);
         metrics.set_names(names(1, "a"), &[]);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
-        assert!(text.contains("bert_tokens_total{model=\"a\"} 0\n"), "{text}");
+        assert!(text.contains("encodle_tokens_total{model=\"a\"} 0\n"), "{text}");
         metrics.set_names(names(2, "b"), &[1]);
         metrics.tokens(1).inc_by(3);
         metrics.set_names(names(3, "b"), &[2]);

@@ -60,7 +60,7 @@ pub enum Error {
     /// The model cannot be run.
     #[error("{problems}")]
     Problems {
-        /// The problems of the files, as `bert inspect` prints them; only the first if the weights
+        /// The problems of the files, as `encodle inspect` prints them; only the first if the weights
         /// cannot be opened.
         problems: String,
     },

@@ -30,7 +30,7 @@ const INLINE_BYTES: usize = 4096;
 
 /// Maximum size of a text, in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
-/// Maximum size of a query, of a question, and of a text of the tasks of the command `bert`, in
+/// Maximum size of a query, of a question, and of a text of the tasks of the command `encodle`, in
 /// bytes.
 pub(crate) const MAX_UNBATCHED_BYTES: usize = 64 << 10;
 /// Texts are tokenized in groups of at most this many bytes, or one text.

@@ -39,7 +39,7 @@ use crate::{
 const ROW_GROUP: usize = 16_384;
 
 /// The metadata key for the description of the model that computed the vectors.
-pub(crate) const MODEL_KEY: &str = "bert";
+pub(crate) const MODEL_KEY: &str = "encodle";
 
 /// Metadata keys under which Spark and Avro store the schema of the input. They are not copied to
 /// the output: programs that use this schema would not see the column of vectors.

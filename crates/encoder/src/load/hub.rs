@@ -267,7 +267,7 @@ impl Hub {
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_recv_response(Some(READ_TIMEOUT))
             .timeout_per_read(Some(READ_TIMEOUT))
-            .user_agent(concat!("bert/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("encodle/", env!("CARGO_PKG_VERSION")))
             .build()
             .into();
         let revision = revision.to_string();

@@ -36,7 +36,7 @@ use crate::{Error, Result};
 /// The version of the file format, and of the kernels' layouts and rounding.
 const VERSION: u32 = 3;
 /// The environment variable with the folder, or `off`.
-const VARIABLE: &str = "BERT_PACKED_CACHE";
+const VARIABLE: &str = "ENCODLE_PACKED_CACHE";
 /// The default minimum size of a file. Smaller models are packed about as fast as a file is mapped.
 const MIN_BYTES: usize = 4 << 20;
 /// Alignment of each array in bytes: one cache line.
@@ -168,7 +168,7 @@ impl PackedCache {
         Self { warnings: Warnings(Some(Arc::new(warn))), ..self }
     }
 
-    /// The cache that the environment variable `BERT_PACKED_CACHE` names; `None` if its value is
+    /// The cache that the environment variable `ENCODLE_PACKED_CACHE` names; `None` if its value is
     /// `off`. If the variable is not set, the cache is the folder `packed-weights` beside the
     /// hub's cache: in `HF_HOME`, in `$XDG_CACHE_HOME/huggingface` or in `~/.cache/huggingface`;
     /// `None` if these are all unknown.

@@ -47,7 +47,7 @@ use crate::{
 #[derive(OpenApi)]
 #[openapi(
     info(
-        title = "bert serve",
+        title = "encodle serve",
         description = "Sentence embeddings, reranking, classification and attention weights, with \
                        the interfaces of OpenAI, text-embeddings-inference, Cohere and Jina."
     ),
@@ -56,7 +56,7 @@ use crate::{
         (name = "OpenAI", description = "The interface of OpenAI's embeddings"),
         (name = "TEI", description = "The interface of text-embeddings-inference"),
         (name = "Rerank", description = "The interface of Cohere's and Jina's rerankers"),
-        (name = "Tasks", description = "The tasks of the command `bert`"),
+        (name = "Tasks", description = "The tasks of the command `encodle`"),
         (name = "Service", description = "Health, metrics and models"),
     )
 )]

@@ -145,7 +145,7 @@ struct ModelObject {
 impl ModelObject {
     fn new(name: &str, model: &Model) -> Self {
         let id = name.to_string();
-        Self { id, object: "model", created: model.created(), owned_by: "bert" }
+        Self { id, object: "model", created: model.created(), owned_by: "encodle" }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tasks of the command `bert`: the responses are the objects that the commands print.
+//! The tasks of the command `encodle`: the responses are the objects that the commands print.
 
 use std::{ops::Range, sync::Arc};
 
@@ -71,7 +71,7 @@ fn as_map<S: Serializer>(scores: &[(String, f32)], to: S) -> Result<S::Ok, S::Er
     to.collect_map(scores.iter().map(|(label, score)| (label, score)))
 }
 
-/// Classify texts, as `bert classify`
+/// Classify texts, as `encodle classify`
 #[utoipa::path(
     post,
     path = "/classify",
@@ -181,7 +181,7 @@ struct Entity {
     span: Span,
 }
 
-/// Extract named entities, as `bert tag`
+/// Extract named entities, as `encodle tag`
 #[utoipa::path(
     post,
     path = "/tag",
@@ -252,7 +252,7 @@ struct Answered {
     no_answer: f32,
 }
 
-/// Find the answer to a question in texts, as `bert answer`
+/// Find the answer to a question in texts, as `encodle answer`
 #[utoipa::path(
     post,
     path = "/answer",
@@ -324,7 +324,7 @@ struct Token {
     score: f32,
 }
 
-/// Predict the masked tokens of texts, as `bert fill-mask`
+/// Predict the masked tokens of texts, as `encodle fill-mask`
 #[utoipa::path(
     post,
     path = "/fill_mask",
@@ -551,7 +551,7 @@ enum Drawn {
     Picture(String),
 }
 
-/// Show the attention weights of a text, as `bert attention`
+/// Show the attention weights of a text, as `encodle attention`
 #[utoipa::path(
     post,
     path = "/attention",

@@ -16,7 +16,7 @@ function el(tag, props = {}, ...children) {
 /** The API key of this tab. It is kept in the session storage, or until the page is closed if the browser
  * blocks the storage. */
 const apiKey = {
-  name: "bert-api-key",
+  name: "encodle-api-key",
   value: "",
   /** Whether a header can hold `key`. */
   isValid: (key) => /^[\x20-\x7e]*$/.test(key),
