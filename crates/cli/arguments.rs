@@ -2,7 +2,18 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use clap::error::ErrorKind;
+use clap::{
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+    error::ErrorKind,
+};
+use encoder::Choice;
+
+/// The name of a value of a setting.
+pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let value = |value: &T| PossibleValue::new(value.name()).help(value.help());
+    let parser = PossibleValuesParser::new(T::ALL.iter().map(value));
+    parser.try_map(|name| T::from_name(&name))
+}
 
 /// A count of at least 1.
 pub fn positive<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {

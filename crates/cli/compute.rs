@@ -2,10 +2,13 @@
 
 use anyhow::{Result, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
-use clap::{Args, ValueEnum, builder::BoolishValueParser};
+use clap::{Args, builder::BoolishValueParser};
 use encoder::{ModelFiles, PackedCache, Precision};
 
-use crate::{arguments::positive, messages};
+use crate::{
+    arguments::{choice, positive},
+    messages,
+};
 
 #[derive(Args)]
 pub struct Compute {
@@ -13,8 +16,8 @@ pub struct Compute {
     machine: Machine,
 
     /// Number format of matrix products [default: f32 on a CPU, f16 on a GPU]
-    #[arg(long, value_enum)]
-    dtype: Option<Dtype>,
+    #[arg(long, value_parser = choice::<Precision>())]
+    dtype: Option<Precision>,
 }
 
 /// The arguments of [`Compute`] without the precision.
@@ -70,15 +73,15 @@ impl Compute {
     /// Sets the number of threads of the process, and returns the precision and the device.
     pub fn start(&self) -> Result<(Precision, Device)> {
         self.machine.start_threads()?;
-        let device = self.machine.device(self.dtype == Some(Dtype::Int8), messages::print)?;
+        let device = self.machine.device(self.dtype == Some(Precision::Int8), messages::print)?;
         Ok((precision(self.dtype, &device), device))
     }
 }
 
 /// The precision of `--dtype`, or the default of the device.
-pub fn precision(dtype: Option<Dtype>, device: &Device) -> Precision {
+pub fn precision(dtype: Option<Precision>, device: &Device) -> Precision {
     let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
-    dtype.map_or(default, Into::into)
+    dtype.unwrap_or(default)
 }
 
 impl Machine {
@@ -138,31 +141,6 @@ fn gpu(number: usize) -> Result<Device> {
              the kernels of this build ({first})"
         )
     })
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Dtype {
-    /// 32-bit floats
-    F32,
-    /// 16-bit floats; slow on a CPU
-    F16,
-    /// bfloat16; in the tests, the cosine between an embedding and the f32 embedding of the same
-    /// text is at least 0.9999
-    Bf16,
-    /// 8-bit integers; CPU only; in the tests, the cosine between an embedding and the f32
-    /// embedding of the same text is at least 0.998
-    Int8,
-}
-
-impl From<Dtype> for Precision {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::F16 => Self::F16,
-            Dtype::Bf16 => Self::Bf16,
-            Dtype::Int8 => Self::Int8,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ impl TokenClassifier {
         aggregation: &str,
     ) -> PyResult<Vec<Vec<(String, Span)>>> {
         let (model, texts) = (self.model.clone(), Texts::from_python(texts)?);
-        let aggregation = model::aggregation(aggregation)?;
+        let aggregation = model::named("aggregation", aggregation)?;
         self.pool.run(py, None, move |watch| {
             for_each(&texts, |text| {
                 let windows = watch.compute(|| model.tokenize(text))??;

@@ -9,16 +9,14 @@ use std::{
     thread,
 };
 
-use corpus::{
-    EmbedRun, Event, OnInvalid, RecordFormat, RecordSource, VectorDtype, VectorFormat, warnings,
-};
+use corpus::{EmbedRun, Event, OnInvalid, RecordSource, warnings};
 use encoder::{EmbedOptions, Prompt};
 use pyo3::prelude::*;
 
 use crate::{
     embedder::Embedder,
     errors::error,
-    model,
+    model::named,
     pool::{SIGNAL_CHECK, Watch},
 };
 
@@ -54,7 +52,7 @@ pub fn embed_file(
 ) -> PyResult<Summary> {
     let mut source = RecordSource::file(&input);
     if let Some(format) = input_format {
-        source = source.with_format(record_format(format)?);
+        source = source.with_format(named("input_format", format)?);
     }
     if let Some(field) = field {
         source = source.with_field(field);
@@ -63,14 +61,14 @@ pub fn embed_file(
     let path = absolute(&output).map_err(error)?;
     let mut run = EmbedRun::new(source, output).map_err(error)?;
     run = run.with_resume(resume).with_model(description).with_stop(stop.clone());
-    run = run.with_dtype(vector_dtype(dtype)?);
+    run = run.with_dtype(named("output_dtype", dtype)?);
     if let Some(format) = output_format {
-        run = run.with_format(vector_format(format)?);
+        run = run.with_format(named("output_format", format)?);
     }
     if skip {
         run = run.on_invalid(OnInvalid::Skip);
     }
-    let long_texts = model::long_texts(long_texts)?;
+    let long_texts = named("long_texts", long_texts)?;
     let model = embedder.embedder.clone();
     let pool = embedder.pool.separate(py)?;
     RUNS.lock().unwrap_or_else(PoisonError::into_inner).push((path.clone(), Arc::downgrade(&stop)));
@@ -129,30 +127,4 @@ impl Drop for SetOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
-}
-
-fn record_format(name: &str) -> PyResult<RecordFormat> {
-    let values = [
-        ("lines", RecordFormat::Lines),
-        ("jsonl", RecordFormat::Jsonl),
-        ("csv", RecordFormat::Csv),
-        ("tsv", RecordFormat::Tsv),
-        ("parquet", RecordFormat::Parquet),
-        ("arrow", RecordFormat::Arrow),
-    ];
-    model::named("input_format", name, &values)
-}
-
-fn vector_format(name: &str) -> PyResult<VectorFormat> {
-    let values = [
-        ("jsonl", VectorFormat::Jsonl),
-        ("npy", VectorFormat::Npy),
-        ("parquet", VectorFormat::Parquet),
-        ("arrow", VectorFormat::Arrow),
-    ];
-    model::named("output_format", name, &values)
-}
-
-fn vector_dtype(name: &str) -> PyResult<VectorDtype> {
-    model::named("output_dtype", name, &[("f32", VectorDtype::F32), ("f16", VectorDtype::F16)])
 }

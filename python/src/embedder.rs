@@ -45,8 +45,9 @@ fn load(
     token_budget: Option<usize>,
 ) -> PyResult<encoder::Embedder> {
     let device = &candle_core::Device::Cpu;
-    let modes: Result<Vec<PoolingMode>, String> = pooling.iter().map(|mode| mode.parse()).collect();
-    let modes = modes.map_err(PyValueError::new_err)?;
+    let modes: encoder::Result<Vec<PoolingMode>> =
+        pooling.iter().map(|mode| mode.parse()).collect();
+    let modes = modes.map_err(|error| PyValueError::new_err(error.to_string()))?;
     let embedder = match &modes[..] {
         [] => encoder::Embedder::from_files(files, precision, device),
         modes => Pooling::new(modes).and_then(|pooling| {
@@ -71,7 +72,7 @@ impl Embedder {
         token_budget: Option<usize>,
         threads: Option<usize>,
     ) -> PyResult<Self> {
-        let (precision, pool) = (model::precision(precision)?, Pool::new(py, threads)?);
+        let (precision, pool) = (model::named("precision", precision)?, Pool::new(py, threads)?);
         let embedder = pool.run(py, None, move |watch| {
             let part = || load(&model::open(&model)?, precision, &pooling, token_budget);
             watch.compute(part).map_err(error)?
@@ -153,7 +154,7 @@ impl Embedder {
             prompt,
             width,
             normalize,
-            long_texts: model::long_texts(long_texts)?,
+            long_texts: model::named("long_texts", long_texts)?,
             skip,
         };
         let (values, invalid) = self.pool.run(py, progress, move |watch| job.run(watch))?;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use candle_core::Device;
-use encoder::{Hub, LongTexts, ModelFiles, PackedCache, Precision};
+use encoder::{Choice, Hub, ModelFiles, PackedCache, Precision};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -100,7 +100,7 @@ pub fn load<M: Send + 'static>(
     from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
 ) -> PyResult<(Arc<M>, Pool)> {
     let (source, precision, pool) =
-        (source.into(), self::precision(precision)?, Pool::new(py, threads)?);
+        (source.into(), named("precision", precision)?, Pool::new(py, threads)?);
     let loaded = pool.run(py, None, move |watch| {
         let part = || from_files(&open(&source)?, precision, &Device::Cpu).map_err(error);
         watch.compute(part).map_err(error)?
@@ -108,46 +108,11 @@ pub fn load<M: Send + 'static>(
     Ok((Arc::new(loaded), pool))
 }
 
-/// The value whose name is `got`, or an error that names the argument and lists the names.
-pub fn named<T: Copy>(argument: &str, got: &str, values: &[(&str, T)]) -> PyResult<T> {
-    let value = values.iter().find(|(name, _)| *name == got).map(|&(_, value)| value);
-    value.ok_or_else(|| {
-        let names: Vec<String> = values.iter().map(|(name, _)| format!("{name:?}")).collect();
+/// The value of an argument whose name is `got`.
+pub fn named<T: Choice>(argument: &str, got: &str) -> PyResult<T> {
+    T::from_name(got).map_err(|_| {
+        let names: Vec<String> = T::ALL.iter().map(|value| format!("{:?}", value.name())).collect();
         let expected = names.join(", ");
         PyValueError::new_err(format!("{argument} {got:?} is unknown: expected one of {expected}"))
     })
-}
-
-/// The value of the argument `precision` of a model.
-pub fn precision(name: &str) -> PyResult<Precision> {
-    let values = [
-        ("f32", Precision::F32),
-        ("f16", Precision::F16),
-        ("bf16", Precision::Bf16),
-        ("int8", Precision::Int8),
-    ];
-    named("precision", name, &values)
-}
-
-/// The value of the argument `long_texts`.
-pub fn long_texts(name: &str) -> PyResult<LongTexts> {
-    let values = [
-        ("truncate", LongTexts::Truncate),
-        ("refuse", LongTexts::Refuse),
-        ("windows", LongTexts::Windows),
-    ];
-    named("long_texts", name, &values)
-}
-
-/// The value of the argument `aggregation`.
-pub fn aggregation(name: &str) -> PyResult<encoder::Aggregation> {
-    use encoder::Aggregation;
-    let values = [
-        ("none", Aggregation::None),
-        ("simple", Aggregation::Simple),
-        ("first", Aggregation::First),
-        ("average", Aggregation::Average),
-        ("max", Aggregation::Max),
-    ];
-    named("aggregation", name, &values)
 }

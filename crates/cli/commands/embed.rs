@@ -7,17 +7,20 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Parser, ValueEnum};
+use clap::{
+    Parser,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use corpus::{
     EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype,
     VectorFormat, warnings,
 };
-use encoder::{EmbedOptions, Embedder, LongTexts};
+use encoder::{Choice, EmbedOptions, Embedder, LongTexts};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
-    arguments::{positive, usage_error},
+    arguments::{choice, positive, usage_error},
     commands::compare::{self, check_finite},
     json_line::write_line,
     messages,
@@ -58,12 +61,12 @@ pub struct Args {
     prompt: Option<String>,
 
     /// How to handle texts longer than the model's maximum length
-    #[arg(long, value_enum, default_value_t)]
-    long_texts: LongTextsArg,
+    #[arg(long, value_parser = choice::<LongTexts>(), default_value_t)]
+    long_texts: LongTexts,
 
     /// Output format [default: by the extension of --output; without --output, table on a terminal,
     /// otherwise jsonl]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = format())]
     format: Option<Format>,
 
     #[command(flatten)]
@@ -75,8 +78,14 @@ pub struct Args {
     output: Option<PathBuf>,
 
     /// Number format of the vectors in .npy, .parquet and .arrow files. Needs --output
-    #[arg(long, value_enum, default_value_t, requires = "output")]
-    output_dtype: OutputDtype,
+    #[arg(
+        long,
+        value_name = "OUTPUT_DTYPE",
+        value_parser = choice::<VectorDtype>(),
+        default_value_t,
+        requires = "output"
+    )]
+    output_dtype: VectorDtype,
 
     /// Continue an interrupted run with the same output and settings; if there is none, start a new
     /// run. Needs --output
@@ -84,8 +93,14 @@ pub struct Args {
     resume: bool,
 
     /// How to handle invalid records. Needs --input
-    #[arg(long, value_enum, default_value_t, requires = "input", conflicts_with = "texts")]
-    on_error: OnError,
+    #[arg(
+        long,
+        value_parser = choice::<OnInvalid>(),
+        default_value_t,
+        requires = "input",
+        conflicts_with = "texts"
+    )]
+    on_error: OnInvalid,
 
     /// Do not show the progress of the run
     #[arg(long)]
@@ -106,114 +121,41 @@ struct Input {
     path: Option<String>,
 
     /// Format of the input. Needs --input [default: by the extension; lines for standard input]
-    #[arg(long, value_enum, value_name = "FORMAT", requires = "input", conflicts_with = "texts")]
-    input_format: Option<InputFormat>,
+    #[arg(
+        long,
+        value_parser = choice::<RecordFormat>(),
+        value_name = "FORMAT",
+        requires = "input",
+        conflicts_with = "texts"
+    )]
+    input_format: Option<RecordFormat>,
 
     /// Name of the field or column that contains the text. Needs --input [default: text]
     #[arg(long, value_name = "NAME", requires = "input", conflicts_with = "texts")]
     field: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum InputFormat {
-    /// One text per line
-    Lines,
-    /// One JSON object per line
-    Jsonl,
-    /// Comma-separated values with a header
-    Csv,
-    /// Tab-separated values with a header
-    Tsv,
-    /// Apache Parquet
-    Parquet,
-    /// Arrow IPC, file or stream
-    Arrow,
-}
-
-impl From<InputFormat> for RecordFormat {
-    fn from(format: InputFormat) -> Self {
-        match format {
-            InputFormat::Lines => Self::Lines,
-            InputFormat::Jsonl => Self::Jsonl,
-            InputFormat::Csv => Self::Csv,
-            InputFormat::Tsv => Self::Tsv,
-            InputFormat::Parquet => Self::Parquet,
-            InputFormat::Arrow => Self::Arrow,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum OnError {
-    /// Stop at the first invalid record
-    #[default]
-    Stop,
-    /// Skip invalid records, and print the error of each
-    Skip,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum OutputDtype {
-    /// 32-bit floats
-    #[default]
-    F32,
-    /// 16-bit floats
-    F16,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum LongTextsArg {
-    /// Truncate long texts, with a warning
-    #[default]
-    Truncate,
-    /// Stop at the first long text
-    Refuse,
-    /// Split long texts into windows, and average the windows' vectors
-    Windows,
-}
-
-impl From<LongTextsArg> for LongTexts {
-    fn from(argument: LongTextsArg) -> Self {
-        match argument {
-            LongTextsArg::Truncate => Self::Truncate,
-            LongTextsArg::Refuse => Self::Refuse,
-            LongTextsArg::Windows => Self::Windows,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// The value of `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
-    /// First values of each vector, and the cosines between the texts
     Table,
-    /// One JSON object per line: {"text": .., "embedding": [..]}; in a file, all fields of the
-    /// record
-    Jsonl,
-    /// NumPy array
-    Npy,
-    /// Apache Parquet
-    Parquet,
-    /// Arrow IPC file
-    Arrow,
+    File(VectorFormat),
 }
 
-impl Format {
-    /// The format of the output file; `None` for a table, which is printed only.
-    fn file_format(self) -> Option<VectorFormat> {
-        match self {
-            Self::Table => None,
-            Self::Jsonl => Some(VectorFormat::Jsonl),
-            Self::Npy => Some(VectorFormat::Npy),
-            Self::Parquet => Some(VectorFormat::Parquet),
-            Self::Arrow => Some(VectorFormat::Arrow),
-        }
-    }
+/// The parser of `--format`.
+fn format() -> impl TypedValueParser<Value = Format> {
+    let table = "First values of each vector, and the cosines between the texts";
+    let table = PossibleValue::new("table").help(table);
+    let file = |format: &VectorFormat| PossibleValue::new(format.name()).help(format.help());
+    let all = [table].into_iter().chain(VectorFormat::ALL.iter().map(file));
+    PossibleValuesParser::new(all)
+        .map(|name| VectorFormat::from_name(&name).map_or(Format::Table, Format::File))
 }
 
 impl Args {
     fn options(&self) -> EmbedOptions<'_> {
         let prompt = texts::prompt(&self.prompt_name, &self.prompt).unwrap_or_default();
-        texts::embed_options(prompt, self.long_texts.into())
+        texts::embed_options(prompt, self.long_texts)
     }
 
     fn embedder(&self) -> Result<Embedder> {
@@ -234,7 +176,7 @@ impl Args {
             Some(path) => RecordSource::file(path),
         };
         let source = match self.input.input_format {
-            Some(format) => source.with_format(format.into()),
+            Some(format) => source.with_format(format),
             None => source,
         };
         match &self.input.field {
@@ -261,19 +203,14 @@ fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
     let source = args.source();
     let mut run = EmbedRun::new(source.clone(), output)?.with_resume(args.resume);
     if let Some(format) = args.format {
-        let Some(format) = format.file_format() else {
+        let Format::File(format) = format else {
             return Err(usage_error(
                 "--format table cannot be written to a file: expected jsonl, npy, parquet or arrow",
             ));
         };
         run = run.with_format(format);
     }
-    if args.output_dtype == OutputDtype::F16 {
-        run = run.with_dtype(VectorDtype::F16);
-    }
-    if args.on_error == OnError::Skip {
-        run = run.on_invalid(OnInvalid::Skip);
-    }
+    run = run.with_dtype(args.output_dtype).on_invalid(args.on_error);
     let embedder = args.embedder()?;
     let run = run.with_model(serde_json::to_string(&args.model.spec())?);
     args.announce_stdin();
@@ -346,11 +283,12 @@ impl Progress {
 fn embed_to_stdout(args: &Args) -> Result<()> {
     let format = args.format.unwrap_or(match io::stdout().is_terminal() {
         true => Format::Table,
-        false => Format::Jsonl,
+        false => Format::File(VectorFormat::Jsonl),
     });
-    if !matches!(format, Format::Table | Format::Jsonl) {
-        let name = format!("{format:?}").to_lowercase();
-        let message = format!("--format {name} cannot be printed: expected --output FILE");
+    if let Format::File(format) = format
+        && format != VectorFormat::Jsonl
+    {
+        let message = format!("--format {format} cannot be printed: expected --output FILE");
         return Err(usage_error(message));
     }
     let embedder = args.embedder()?;
@@ -358,7 +296,7 @@ fn embed_to_stdout(args: &Args) -> Result<()> {
     let source = args.source();
     let mut records = source.open()?;
     let mut valid = records.by_ref().filter_map(|record| match record {
-        Err(invalid) if args.on_error == OnError::Skip && !invalid.is_fatal() => {
+        Err(invalid) if args.on_error == OnInvalid::Skip && !invalid.is_fatal() => {
             messages::print(&format!("{invalid}; skipped"));
             None
         }

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Parser, ValueEnum, builder::BoolishValueParser};
-use encoder::{Pooling, PoolingMode};
+use encoder::{Pooling, PoolingMode, Precision};
 use server::{Access, ApiKeys, Limits, Model, Models};
 use tokio::{
     net::{TcpListener, lookup_host},
@@ -23,7 +23,7 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 
 use crate::{
     arguments::{positive, usage_error},
-    compute::{Dtype, Machine, precision},
+    compute::{Machine, precision},
     is_colored, messages, model, model_files,
 };
 
@@ -55,7 +55,7 @@ pub struct Args {
     /// Number format of matrix products, for the model NAME or for all models: f32, f16, bf16 or
     /// int8. Repeatable [default: f32 on a CPU, f16 on a GPU]
     #[arg(long, env = "ENCODLE_DTYPE", value_delimiter = '\n', value_name = "[NAME=]DTYPE")]
-    dtype: Vec<Named<DtypeName>>,
+    dtype: Vec<Named<Precision>>,
 
     /// Pooling modes, separated by commas, for the model NAME or for all models; they replace the
     /// modes of the model's files and make any model an embedding model. Needs --model. Repeatable
@@ -257,25 +257,13 @@ where
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct DtypeName(Dtype);
-
-impl FromStr for DtypeName {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let dtype = <Dtype as ValueEnum>::from_str(name, false);
-        dtype.map(Self).map_err(|_| "expected f32, f16, bf16 or int8".to_string())
-    }
-}
-
 #[derive(Clone, Debug, PartialEq)]
 struct Modes(Vec<PoolingMode>);
 
 impl FromStr for Modes {
-    type Err = String;
+    type Err = encoder::Error;
 
-    fn from_str(modes: &str) -> Result<Self, String> {
+    fn from_str(modes: &str) -> encoder::Result<Self> {
         modes.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
     }
 }
@@ -285,7 +273,7 @@ struct Source {
     name: String,
     /// `None` for the built-in model.
     model: Option<String>,
-    dtype: Option<Dtype>,
+    dtype: Option<Precision>,
     pooling: Option<Pooling>,
 }
 
@@ -324,7 +312,7 @@ impl Args {
             Ok(Source {
                 name: name.clone(),
                 model: model.clone(),
-                dtype: value_of(&self.dtype, name).map(|DtypeName(dtype)| *dtype),
+                dtype: value_of(&self.dtype, name).copied(),
                 pooling: modes.map(|Modes(modes)| Pooling::new(modes)).transpose()?,
             })
         };
@@ -457,7 +445,7 @@ fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
     let load = |Source { name, model, dtype, pooling }: &Source| {
         let files = machine.with_cache(model_files::open_or_builtin(model.as_deref())?);
         let log = |choice: &str| tracing::info!(name, "{choice}");
-        let device = machine.device(*dtype == Some(Dtype::Int8), log)?;
+        let device = machine.device(*dtype == Some(Precision::Int8), log)?;
         let precision = precision(*dtype, &device);
         let model = Model::from_files(&files, pooling.clone(), precision, &device)
             .map_err(|error| anyhow!("model {name:?} cannot be served: {error}"))?;
@@ -660,7 +648,10 @@ mod tests {
         let sources = given.sources().unwrap();
         let names: Vec<&str> = sources.iter().map(|source| source.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
-        assert_eq!([sources[0].dtype, sources[1].dtype], [Some(Dtype::Bf16), Some(Dtype::Int8)]);
+        assert_eq!(
+            [sources[0].dtype, sources[1].dtype],
+            [Some(Precision::Bf16), Some(Precision::Int8)]
+        );
         assert!(sources[0].pooling.is_some() && sources[1].pooling.is_none());
         let default = args(&[]).sources().unwrap();
         assert_eq!((&default[0].name[..], &default[0].model), ("all-MiniLM-L6-v2", &None));

@@ -40,36 +40,38 @@ const UNSUPPORTED: [&str; 32] = [
     "zstd",
 ];
 
-/// The format of a file of records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RecordFormat {
-    /// One text per line.
-    Lines,
-    /// One JSON object per line.
-    Jsonl,
-    /// Comma-separated values with a header.
-    Csv,
-    /// Tab-separated values with a header.
-    Tsv,
-    /// Apache Parquet.
-    Parquet,
-    /// Arrow IPC, file or stream.
-    Arrow,
+encoder::choices! {
+    /// The format of a file of records.
+    pub enum RecordFormat: "format of records" {
+        /// One text per line.
+        Lines = "lines",
+        /// One JSON object per line.
+        Jsonl = "jsonl",
+        /// Comma-separated values with a header.
+        Csv = "csv",
+        /// Tab-separated values with a header.
+        Tsv = "tsv",
+        /// Apache Parquet.
+        Parquet = "parquet",
+        /// Arrow IPC, file or stream.
+        Arrow = "arrow",
+    }
 }
 
-/// The format of a file of vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum VectorFormat {
-    /// One JSON object per line: the record's fields and `"embedding"`.
-    Jsonl,
-    /// A NumPy array `(N, E)`, without the records' fields.
-    Npy,
-    /// Apache Parquet: the records' fields and the column `embedding`.
-    Parquet,
-    /// An Arrow IPC file: the records' fields and the column `embedding`.
-    Arrow,
+encoder::choices! {
+    /// The format of a file of vectors. In Parquet and Arrow, the column of the vectors is
+    /// `embedding`.
+    pub enum VectorFormat: "format of vectors" {
+        /// One JSON object per line: {"text": .., "embedding": [..]}; in a file, all fields of the
+        /// record.
+        Jsonl = "jsonl",
+        /// NumPy array, without the records' fields.
+        Npy = "npy",
+        /// Apache Parquet.
+        Parquet = "parquet",
+        /// Arrow IPC file.
+        Arrow = "arrow",
+    }
 }
 
 /// The compression of a whole file.

@@ -59,15 +59,15 @@ pub struct EmbedRun {
     stop: Arc<AtomicBool>,
 }
 
-/// How to handle invalid records.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnInvalid {
-    /// The first invalid record ends the run with [`Error::InvalidRecord`].
-    #[default]
-    Stop,
-    /// Invalid records are skipped and reported as [`Event::Skipped`].
-    Skip,
+encoder::choices! {
+    /// How to handle invalid records: an invalid record is [`Error::InvalidRecord`], or
+    /// [`Event::Skipped`].
+    pub enum OnInvalid: "treatment of invalid records", default Stop {
+        /// Stop at the first invalid record.
+        Stop = "stop",
+        /// Skip invalid records, and print the error of each.
+        Skip = "skip",
+    }
 }
 
 /// An event of a run in progress.
@@ -317,7 +317,7 @@ impl EmbedRun {
             self.model.as_deref().unwrap_or("without a name"),
             hasher.finish(),
             describe(options.prompt),
-            format!("{:?}", options.long_texts).to_lowercase(),
+            options.long_texts,
             embedder.tokenizer().max_seq_length(),
             embedder.dimension(),
             self.dtype,

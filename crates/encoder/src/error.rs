@@ -432,6 +432,17 @@ pub enum Error {
         max: usize,
     },
 
+    /// A setting has no value of this name.
+    #[error("{setting} {got:?} is unknown: expected one of {}", expected.join(", "))]
+    UnknownChoice {
+        /// The setting.
+        setting: &'static str,
+        /// The name.
+        got: String,
+        /// The names of the setting's values.
+        expected: Vec<&'static str>,
+    },
+
     /// The model has no prompt of this name.
     #[error("prompt {got:?} is unknown: expected {}", expected_prompts(known))]
     NoPrompt {

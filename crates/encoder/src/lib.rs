@@ -55,6 +55,7 @@
 #![deny(unsafe_code)] // with one exception: memory-mapping a file
 
 mod block;
+mod choice;
 mod error;
 mod load;
 mod models;
@@ -68,6 +69,7 @@ pub use block::{
     FeedForwardConfig, FeedForwardKind, InputEmbeddings, NormConfig, NormKind, NormPlacement,
     PositionWiseFeedForward, Positions, RelativeBiasConfig,
 };
+pub use choice::{Choice, phrase};
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use load::{DownloadProgress, Hub};

@@ -11,8 +11,9 @@ use std::{
 
 use candle_core::{DType, Device};
 use encoder::{
-    AttentionReader, Embedder, EncoderModel, Inspection, MaskFiller, ModelFiles, PackedBatch,
-    Pooling, Precision, QuestionAnswerer, TextClassifier, TextTokenizer, TokenClassifier, Tokens,
+    AttentionReader, Choice, Embedder, EncoderModel, Inspection, MaskFiller, ModelFiles,
+    PackedBatch, Pooling, Precision, QuestionAnswerer, TextClassifier, TextTokenizer,
+    TokenClassifier, Tokens,
 };
 
 use crate::engine::{Compute, Key, KeyKind, Sequence, Target, Values};
@@ -138,8 +139,8 @@ impl Model {
     }
 
     /// The number format of matrix products: `f32`, `f16`, `bf16` or `int8`.
-    pub fn dtype(&self) -> String {
-        format!("{:?}", self.precision).to_lowercase()
+    pub fn dtype(&self) -> &'static str {
+        self.precision.name()
     }
 
     pub(crate) fn number(&self) -> u64 {

@@ -106,7 +106,7 @@ impl RecordSource {
     pub(crate) fn settings(&self) -> Result<String> {
         let path = self.path().and_then(|path| path.canonicalize().ok());
         let name = path.map_or_else(|| self.name(), |path| path.display().to_string());
-        let format = format!("{:?}", self.format()?.0).to_lowercase();
+        let format = self.format()?.0;
         let field = self.field.as_deref().unwrap_or("text");
         Ok(format!("{name} (format {format}, field {field:?})"))
     }

@@ -1,26 +1,14 @@
 //! The dtype of stored vectors.
 
-use std::fmt;
-
 use half::f16;
 
-/// The dtype of the vectors in a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum VectorDtype {
-    /// 32-bit floats.
-    #[default]
-    F32,
-    /// 16-bit floats.
-    F16,
-}
-
-impl fmt::Display for VectorDtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-        })
+encoder::choices! {
+    /// The dtype of the vectors in a file.
+    pub enum VectorDtype: "dtype of vectors", default F32 {
+        /// 32-bit floats.
+        F32 = "f32",
+        /// 16-bit floats.
+        F16 = "f16",
     }
 }
 

@@ -94,18 +94,21 @@ impl<'a> EmbedOptions<'a> {
     }
 }
 
-/// How to handle texts longer than the model's maximum length.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LongTexts {
-    /// Truncate them, and list them in [`Embeddings::truncated`].
-    #[default]
-    Truncate,
-    /// Return [`Error::LongText`].
-    Refuse,
-    /// Split them into windows and average the windows' vectors, weighted by their number of pooled
-    /// tokens without special tokens. The mean is normalised if the model normalises its vectors.
-    Windows,
+crate::choices! {
+    /// How to handle texts longer than the model's maximum length.
+    ///
+    /// - `Truncate`: [`Embeddings::truncated`] lists the texts.
+    /// - `Refuse`: a long text is [`Error::LongText`].
+    /// - `Windows`: the weight of a window in the average is its number of pooled tokens without
+    ///   special tokens. The mean is normalised if the model normalises its vectors.
+    pub enum LongTexts: "treatment of long texts", default Truncate {
+        /// Truncate long texts, with a warning.
+        Truncate = "truncate",
+        /// Stop at the first long text.
+        Refuse = "refuse",
+        /// Split long texts into windows, and average the windows' vectors.
+        Windows = "windows",
+    }
 }
 
 /// Tokenized texts, from [`Embedder::tokenize`].

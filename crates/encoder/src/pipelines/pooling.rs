@@ -1,7 +1,7 @@
 //! Pooling: from the hidden states of a sequence to one vector. The config is
 //! `1_Pooling/config.json`.
 
-use std::{fmt, ops::Range, str::FromStr};
+use std::{fmt, ops::Range};
 
 use candle_core::{DType, Tensor};
 use mha::ops;
@@ -9,57 +9,29 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result,
+    Choice, Error, Result,
     load::{parse_json, parse_value},
     models::encoder_model::no_rows,
 };
 
-/// A function from the hidden states of a sequence to one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PoolingMode {
-    /// The hidden state of the first token, `[CLS]`.
-    Cls,
-    /// The element-wise maximum over the tokens.
-    Max,
-    /// The mean over the tokens.
-    Mean,
-    /// The sum over the tokens, divided by the square root of their number.
-    MeanSqrtLen,
-    /// The mean over the tokens, where token i, counted from 1, has weight i.
-    WeightedMean,
-    /// The hidden state of the last token.
-    LastToken,
-}
-
-/// The modes and their names in sentence-transformers, which concatenates, in this order, the modes
-/// whose switches `pooling_mode_*` are true.
-const MODES: [(&str, PoolingMode); 6] = [
-    ("cls", PoolingMode::Cls),
-    ("max", PoolingMode::Max),
-    ("mean", PoolingMode::Mean),
-    ("mean_sqrt_len_tokens", PoolingMode::MeanSqrtLen),
-    ("weightedmean", PoolingMode::WeightedMean),
-    ("lasttoken", PoolingMode::LastToken),
-];
-
-impl fmt::Display for PoolingMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = MODES.iter().find(|(_, mode)| mode == self).map_or("", |(name, _)| name);
-        f.write_str(name)
-    }
-}
-
-/// Parses a mode's name in sentence-transformers. The error lists all names.
-impl FromStr for PoolingMode {
-    type Err = String;
-
-    fn from_str(name: &str) -> std::result::Result<Self, String> {
-        let found = MODES.iter().find(|(known, _)| *known == name);
-        let known = || MODES.map(|(known, _)| known).join(", ");
-        found
-            .map(|&(_, mode)| mode)
-            .ok_or_else(|| format!("pooling mode {name:?} is unknown: expected one of {}", known()))
+crate::choices! {
+    /// A function from the hidden states of a sequence to one vector.
+    ///
+    /// The names are those of sentence-transformers, which concatenates, in this order, the modes
+    /// whose switches `pooling_mode_*` are true.
+    pub enum PoolingMode: "pooling mode" {
+        /// The hidden state of the first token, `[CLS]`.
+        Cls = "cls",
+        /// The element-wise maximum over the tokens.
+        Max = "max",
+        /// The mean over the tokens.
+        Mean = "mean",
+        /// The sum over the tokens, divided by the square root of their number.
+        MeanSqrtLen = "mean_sqrt_len_tokens",
+        /// The mean over the tokens, where token i, counted from 1, has weight i.
+        WeightedMean = "weightedmean",
+        /// The hidden state of the last token.
+        LastToken = "lasttoken",
     }
 }
 
@@ -299,8 +271,8 @@ impl PoolingConfig {
                     self.pooling_mode_weightedmean_tokens,
                     self.pooling_mode_lasttoken,
                 ];
-                let known = MODES.iter().zip(switches);
-                let known = known.filter(|(_, on)| *on == Some(true)).map(|((name, _), _)| *name);
+                let known = PoolingMode::ALL.iter().zip(switches);
+                let known = known.filter(|(_, on)| *on == Some(true)).map(|(mode, _)| mode.name());
                 let switched_on = |(key, on): (&'_ String, &Value)| -> bool {
                     key.starts_with("pooling_mode_") && *on == Value::Bool(true)
                 };

@@ -57,24 +57,23 @@ pub struct Entity {
     pub range: Range<usize>,
 }
 
-/// How to join tokens to entities.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Aggregation {
-    /// Do not join tokens.
-    None,
-    /// Join adjacent tokens whose labels are equal apart from the prefix `B-` or `I-`. A label with
-    /// `B-` starts a new entity.
-    #[default]
-    Simple,
-    /// Give each word the label of its first token, then join words as [`Self::Simple`] joins
-    /// tokens.
-    First,
-    /// Like [`Self::First`], with the label that has the highest mean probability over the word's
-    /// tokens.
-    Average,
-    /// Like [`Self::First`], with the label of the token whose label has the highest probability.
-    Max,
+crate::choices! {
+    /// How to join tokens into entities.
+    #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+    pub enum Aggregation: "aggregation", default Simple {
+        /// Each token with a label other than O is an entity.
+        None = "none",
+        /// Join adjacent tokens whose labels are equal without the prefix B- or I-; a label with B-
+        /// starts a new entity.
+        Simple = "simple",
+        /// Label each word by its first token; join words as in simple.
+        First = "first",
+        /// Give each word the label with the highest mean score over its tokens; join words as in
+        /// simple.
+        Average = "average",
+        /// Label each word by its token with the highest score; join words as in simple.
+        Max = "max",
+    }
 }
 
 /// A token or a word with its label and the label's probability.

@@ -23,7 +23,7 @@ use crate::{
 struct Info {
     /// Name of the first model
     model_id: String,
-    model_dtype: String,
+    model_dtype: &'static str,
     model_type: ModelType,
     max_concurrent_requests: usize,
     max_input_length: usize,
@@ -69,7 +69,7 @@ struct ModelInfo {
     /// `embedding`, `sequence_classification`, `token_classification`, `question_answering` or
     /// `fill_mask`
     task: &'static str,
-    dtype: String,
+    dtype: &'static str,
     /// Width of the hidden states
     hidden_size: usize,
     /// Length of the vectors, for an embedding model
