@@ -428,7 +428,7 @@ fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     let model = folder("masked_lm");
     let arguments = ["fill-mask", "--model", &model, "--top", "2", "a [MASK] cab"];
     let filled = lines(stdout(encodle(&arguments, b"").success()))?;
-    assert_eq!(filled[0]["gaps"][0].as_array().unwrap().len(), 2, "{filled:?}");
+    assert_eq!(filled[0]["masks"][0].as_array().unwrap().len(), 2, "{filled:?}");
     let model = folder("score");
     let arguments = ["rerank", "--model", &model, "--query", "bad cab", "a cab", "", "yz", "fade"];
     let ranked = lines(stdout(encodle(&arguments, b"").success()))?;
@@ -456,7 +456,7 @@ fn tag_and_answer_print_spans_in_characters() -> anyhow::Result<()> {
     };
     let text = "Café bead, Abba (cab) ébb faced";
     let tagger = folder("tagger");
-    let arguments = ["tag", "--model", &tagger, "--join", "max", text, ""];
+    let arguments = ["tag", "--model", &tagger, "--aggregation", "max", text, ""];
     let output = stdout(encodle(&arguments, b"").success());
     let lines: Vec<serde_json::Value> =
         output.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;

@@ -359,7 +359,7 @@ fn the_ranges_of_byte_level_tokens_exclude_white_space() -> Result {
     }
     let tagger = TokenClassifier::from_dir(dir.path(), Precision::F32, &Cpu)?;
     let entities = tagger.classify("a \u{3000}<mask> b", Aggregation::None)?;
-    assert!(entities.iter().any(|entity| entity.range == (5..11)), "{entities:?}");
+    assert!(entities.iter().any(|entity| entity.span.range == (5..11)), "{entities:?}");
     Ok(())
 }
 

@@ -11,7 +11,8 @@ use candle_core::{
 use encoder::{
     Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, Inspection, LoadReport,
-    MaskFiller, ModelFiles, Precision, QuestionAnswerer, TextClassifier, TokenClassifier,
+    MaskFiller, MaskFillerParams, ModelFiles, Pipeline, Precision, QuestionAnswerer,
+    TextClassifier, TokenClassifier,
 };
 use mha::AttentionMask;
 
@@ -183,11 +184,12 @@ fn masks_in_the_second_text_of_a_pair_have_its_token_type() -> Result {
         let logits = model.forward(&ids, types, &AttentionMask::none())?.i((0, mask))?;
         Ok(candle_nn::ops::softmax(&logits, 0)?.i(id as usize)?.to_scalar()?)
     };
-    let best = &filler.fill_tokens(&tokens, 1)?[0][0];
+    let best = &filler.compute(&[&tokens], &MaskFillerParams { top: 1 })?[0][0][0];
     assert!((best.score - probability(Some(&types), best.token_id)?).abs() < 1e-6, "{best:?}");
     assert!((best.score - probability(None, best.token_id)?).abs() > 1e-5, "{best:?}");
     let without_mask = filler.tokenizer().encode(&["a cab"])?;
-    assert!(filler.fill_tokens(&without_mask[0], 1)?.is_empty());
+    let filled = filler.compute(&[&without_mask[0]], &MaskFillerParams { top: 1 })?;
+    assert_eq!(filled, [Vec::<Vec<_>>::new()]);
     Ok(())
 }
 
@@ -215,8 +217,8 @@ pub(crate) fn check_entities(tagger: &TokenClassifier, expected: &Golden) -> Res
             .iter()
             .map(|entity| {
                 let label = labels.iter().position(|label| *label == entity.label).unwrap();
-                let range = &entity.range;
-                vec![label as f64, range.start as f64, range.end as f64, entity.score.into()]
+                let range = &entity.span.range;
+                vec![label as f64, range.start as f64, range.end as f64, entity.span.score.into()]
             })
             .collect();
         let name = format!("tag.{name}");
@@ -253,9 +255,9 @@ fn entities_and_answers_cover_all_windows_of_a_long_text() -> Result {
     let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
     let text = "bead abba ".repeat(20);
     let entities = tagger.classify(&text, Aggregation::None)?;
-    let last = entities.last().unwrap().range.end;
+    let last = entities.last().unwrap().span.range.end;
     assert!(last > 190, "{entities:?}");
-    let starts: Vec<usize> = entities.iter().map(|entity| entity.range.start).collect();
+    let starts: Vec<usize> = entities.iter().map(|entity| entity.span.range.start).collect();
     assert!(starts.is_sorted_by(|a, b| a < b), "{starts:?}");
     let model = QuestionAnswerer::from_dir(golden("heads/answer"), Precision::F32, &Cpu)?;
     let answers = model.answer("bad?", &text, usize::MAX)?.answers;

@@ -723,7 +723,7 @@ def tag(case: Case) -> str:
         check_equal(expected, got)
         check_close(*scores, UNIT)
 
-    run = ["tag", "--model", folder, "--join", join, "--", text]
+    run = ["tag", "--model", folder, "--aggregation", join, "--", text]
     return settle(case, oracle, lambda: case.run_lines(*run)[0]["entities"], compare)
 
 
@@ -796,7 +796,7 @@ def fill_mask(case: Case) -> str:
         return [[(x["token_str"], x["score"]) for x in gap] for gap in gaps]
 
     def compare(expected: list[list[tuple[str, float]]], got: list[dict[str, Any]]) -> None:
-        for candidates, gap in zip(expected, got[0]["gaps"], strict=True):
+        for candidates, gap in zip(expected, got[0]["masks"], strict=True):
             check_ranking(candidates, [(x["token"], x["score"]) for x in gap], top, UNIT)
 
     run = ["fill-mask", "--model", folder, "--top", top, "--", text]

@@ -182,7 +182,12 @@ fn tasks_return_the_objects_of_the_commands() -> Result<()> {
     let folder = |name: &str| format!("tests/golden/heads/{name}");
     let cases: [(&str, &str, &[&str], Value); 4] = [
         ("sequence", "classify", &["a bad cab"], json!({})),
-        ("tagger", "tag", &["--join", "first", "a bad cab"], json!({"join": "first"})),
+        (
+            "tagger",
+            "tag",
+            &["--aggregation", "first", "a bad cab"],
+            json!({"aggregation": "first"}),
+        ),
         (
             "answer",
             "answer",

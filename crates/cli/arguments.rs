@@ -11,8 +11,12 @@ use encoder::Choice;
 /// The name of a value of a setting.
 pub fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
     let value = |value: &T| PossibleValue::new(value.name()).help(value.help());
-    let parser = PossibleValuesParser::new(T::ALL.iter().map(value));
-    parser.try_map(|name| T::from_name(&name))
+    named_values(T::ALL.iter().map(value)).try_map(|name| T::from_name(&name))
+}
+
+/// One of these names.
+pub fn named_values(values: impl Iterator<Item = PossibleValue>) -> PossibleValuesParser {
+    PossibleValuesParser::new(values)
 }
 
 /// A count of at least 1.

@@ -13,7 +13,6 @@ mod json_line;
 mod messages;
 mod model;
 mod model_files;
-mod span;
 mod task;
 mod texts;
 mod truncation;
@@ -32,8 +31,8 @@ use crate::commands::serve;
 use crate::{
     arguments::usage_error,
     commands::{
-        answer, attention as attention_command, cache, classify, compare, embed, fill_mask,
-        inspect, rerank, search, similarity, tag,
+        attention as attention_command, cache, compare, embed, inspect, rerank, search, similarity,
+        tasks::TaskCommand,
     },
 };
 
@@ -66,16 +65,10 @@ struct Cli {
 enum Command {
     /// Compute the embeddings of texts
     Embed(embed::Args),
-    /// Classify texts (sequence classification)
-    Classify(classify::Args),
-    /// Predict the masked tokens of texts (masked language model)
-    FillMask(fill_mask::Args),
+    #[command(flatten)]
+    Task(TaskCommand),
     /// Rank documents by relevance to a query (sequence classification with one label)
     Rerank(rerank::Args),
-    /// Extract named entities (token classification)
-    Tag(tag::Args),
-    /// Find the answer to a question in texts (question answering)
-    Answer(answer::Args),
     /// Print the cosine similarity of two texts
     Similarity(similarity::Args),
     /// Print the cosine similarities of all pairs of texts
@@ -110,11 +103,8 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Embed(args) => embed::run(args).map(|()| ExitCode::SUCCESS),
-        Command::Classify(args) => classify::run(args).map(|()| ExitCode::SUCCESS),
-        Command::FillMask(args) => fill_mask::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Task(command) => command.run().map(|()| ExitCode::SUCCESS),
         Command::Rerank(args) => rerank::run(args).map(|()| ExitCode::SUCCESS),
-        Command::Tag(args) => tag::run(args).map(|()| ExitCode::SUCCESS),
-        Command::Answer(args) => answer::run(args).map(|()| ExitCode::SUCCESS),
         Command::Similarity(args) => similarity::run(args).map(|()| ExitCode::SUCCESS),
         Command::Compare(args) => compare::run(args).map(|()| ExitCode::SUCCESS),
         Command::Search(args) => search::run(args).map(|()| ExitCode::SUCCESS),

@@ -18,17 +18,14 @@ class _ArrowStream(Protocol):
 _Source = str | tuple[str, str | None, str | None, bool]
 _Texts = list[str] | _ArrowArray | _ArrowStream
 _Progress = Callable[[int], Any] | None
-_Span = tuple[float, str, int, int]
 _Kind = Literal["encoder", "decoder", "cross"]
 
 __all__ = [
     "AttentionReader",
+    "CrossEncoder",
     "Embedder",
     "EncodleError",
-    "MaskFiller",
-    "QuestionAnswerer",
-    "TextClassifier",
-    "TokenClassifier",
+    "Task",
     "__version__",
     "attention_picture",
     "embed_file",
@@ -81,12 +78,10 @@ class Embedder:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]: ...
 
 @final
-class TextClassifier:
-    def __new__(cls, model: _Source, precision: str, threads: int | None) -> TextClassifier: ...
+class CrossEncoder:
+    def __new__(cls, model: _Source, precision: str, threads: int | None) -> CrossEncoder: ...
     @property
     def labels(self) -> list[str]: ...
-    @property
-    def distinct_labels(self) -> list[str]: ...
     @property
     def max_seq_length(self) -> int: ...
     @property
@@ -95,30 +90,17 @@ class TextClassifier:
     def default_prompt_name(self) -> str | None: ...
     @property
     def threads(self) -> int: ...
-    def with_max_seq_length(self, max_seq_length: int) -> TextClassifier: ...
-    def classify(self, texts: _Texts) -> NDArray[np.float32]: ...
+    def with_max_seq_length(self, max_seq_length: int) -> CrossEncoder: ...
     def score_pairs(
         self, first: _Texts, second: _Texts, prompt: str, activation: bool, progress: _Progress
     ) -> NDArray[np.float32]: ...
 
 @final
-class TokenClassifier:
-    def __new__(cls, model: str, precision: str, threads: int | None) -> TokenClassifier: ...
+class Task:
+    def __new__(cls, task: str, model: str, precision: str, threads: int | None) -> Task: ...
     @property
     def labels(self) -> list[str]: ...
-    def tag(self, texts: _Texts, aggregation: str) -> list[list[tuple[str, _Span]]]: ...
-
-@final
-class QuestionAnswerer:
-    def __new__(cls, model: str, precision: str, threads: int | None) -> QuestionAnswerer: ...
-    def answer(
-        self, question: str, texts: _Texts, top_k: int
-    ) -> list[tuple[list[_Span], float]]: ...
-
-@final
-class MaskFiller:
-    def __new__(cls, model: str, precision: str, threads: int | None) -> MaskFiller: ...
-    def fill_mask(self, texts: _Texts, top_k: int) -> list[list[list[tuple[int, str, float]]]]: ...
+    def run(self, texts: _Texts, params: dict[str, Any]) -> list[dict[str, Any]]: ...
 
 @final
 class AttentionReader:

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 from . import _arguments, _encodle
 from ._pipeline import Pipeline
-from .types import Aggregation, Answers, Classification, Entity, Span, Texts, Token
+from .types import Aggregation, Answers, Classification, Entity, Texts, Token
 
 
-def _span(span: tuple[float, str, int, int]) -> Span:
-    score, text, start, end = span
-    return {"score": score, "text": text, "start": start, "end": end}
+class _Task(Pipeline[_encodle.Task]):
+    """A model for a task.
+
+    model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
+    revision, precision, threads, trust_remote_code: see `SentenceTransformer`
+    """
+
+    #: The name of the task.
+    _task: str
+
+    def _open(self) -> _encodle.Task:
+        return _encodle.Task(self._task, _arguments.model_path(self._name), *self._settings)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the model; empty for a model without labels."""
+        return self._native.labels
+
+    def _run(self, texts: str | Texts, **parameters: Any) -> Any:
+        """The result of each text, or of the only text, as a dict."""
+        results = self._native.run(_arguments.text_list(texts), parameters)
+        return results[0] if _arguments.is_single(texts) else results
 
 
-class TextClassifier(Pipeline[_encodle.TextClassifier]):
+class TextClassifier(_Task):
     """A text classification model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    _native_class = _encodle.TextClassifier
-
-    @property
-    def labels(self) -> list[str]:
-        """The labels of the model."""
-        return self._native.labels
+    _task = "sequence_classification"
 
     @overload
     def classify(  # type: ignore[overload-overlap] # see Texts
@@ -44,31 +58,17 @@ class TextClassifier(Pipeline[_encodle.TextClassifier]):
         label's id, as in "a (2)". The scores are probabilities, or logits if the model's
         `problem_type` is regression.
         """
-        single = _arguments.is_single(texts)
-        labels = self._native.distinct_labels
-        results: list[Classification] = []
-        for scores in self._native.classify(_arguments.text_list(texts)):
-            best = int(scores.argmax())
-            by_label = dict(zip(labels, map(float, scores), strict=True))
-            results.append(
-                {"label": labels[best], "score": float(scores[best]), "scores": by_label}
-            )
-        return results[0] if single else results
+        return self._run(texts)
 
 
-class TokenClassifier(Pipeline[_encodle.TokenClassifier]):
+class TokenClassifier(_Task):
     """A token classification model, for example for named entities.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    _native_class = _encodle.TokenClassifier
-
-    @property
-    def labels(self) -> list[str]:
-        """The labels of the model."""
-        return self._native.labels
+    _task = "token_classification"
 
     @overload
     def tag(  # type: ignore[overload-overlap] # see Texts
@@ -86,22 +86,20 @@ class TokenClassifier(Pipeline[_encodle.TokenClassifier]):
 
         Returns a list of `Entity` for each text.
         """
-        single = _arguments.is_single(texts)
-        tagged = self._native.tag(_arguments.text_list(texts), aggregation)
-        results: list[list[Entity]] = [
-            [{"label": label, **_span(span)} for label, span in text] for text in tagged
-        ]
-        return results[0] if single else results
+        tagged = self._run(texts, aggregation=aggregation)
+        if isinstance(tagged, dict):
+            return tagged["entities"]
+        return [text["entities"] for text in tagged]
 
 
-class QuestionAnswerer(Pipeline[_encodle.QuestionAnswerer]):
+class QuestionAnswerer(_Task):
     """An extractive question answering model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    _native_class = _encodle.QuestionAnswerer
+    _task = "question_answering"
 
     @overload
     def answer(  # type: ignore[overload-overlap] # see Texts
@@ -116,23 +114,17 @@ class QuestionAnswerer(Pipeline[_encodle.QuestionAnswerer]):
         """
         _arguments.check_str(question=question)
         _arguments.check_positive(top_k=top_k)
-        single = _arguments.is_single(texts)
-        found = self._native.answer(question, _arguments.text_list(texts), top_k)
-        results: list[Answers] = [
-            {"answers": [_span(span) for span in spans], "no_answer": no_answer}
-            for spans, no_answer in found
-        ]
-        return results[0] if single else results
+        return self._run(texts, question=question, top=top_k)
 
 
-class MaskFiller(Pipeline[_encodle.MaskFiller]):
+class MaskFiller(_Task):
     """A masked language model.
 
     model: a folder, a weights file, or `org/name[@revision]` on the Hugging Face hub
     revision, precision, threads, trust_remote_code: see `SentenceTransformer`
     """
 
-    _native_class = _encodle.MaskFiller
+    _task = "fill_mask"
 
     @overload
     def fill_mask(  # type: ignore[overload-overlap] # see Texts
@@ -147,13 +139,7 @@ class MaskFiller(Pipeline[_encodle.MaskFiller]):
         score.
         """
         _arguments.check_positive(top_k=top_k)
-        single = _arguments.is_single(texts)
-        filled = self._native.fill_mask(_arguments.text_list(texts), top_k)
-        results: list[list[list[Token]]] = [
-            [
-                [{"token_id": i, "token": token, "score": score} for i, token, score in mask]
-                for mask in text
-            ]
-            for text in filled
-        ]
-        return results[0] if single else results
+        filled = self._run(texts, top=top_k)
+        if isinstance(filled, dict):
+            return filled["masks"]
+        return [text["masks"] for text in filled]

@@ -15,7 +15,7 @@ from ._model import Model, ModelCardData
 from .types import Activation, ModelPrecision, Pair, Pairs, Ranked
 
 
-class CrossEncoder(Model[_encodle.TextClassifier]):
+class CrossEncoder(Model[_encodle.CrossEncoder]):
     """A model that scores pairs of texts.
 
     The interface is that of `sentence_transformers.CrossEncoder`. A model can be pickled; unpickling
@@ -30,7 +30,7 @@ class CrossEncoder(Model[_encodle.TextClassifier]):
         local_files_only, model_card_data, trust_remote_code: see `SentenceTransformer`
     """
 
-    _native: _encodle.TextClassifier
+    _native: _encodle.CrossEncoder
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class CrossEncoder(Model[_encodle.TextClassifier]):
         self.default_prompt_name = _prompts.check_default(self.prompts, default)
         self.model_card_data = ModelCardData() if model_card_data is None else model_card_data
 
-    def _open(self) -> _encodle.TextClassifier:
-        return _encodle.TextClassifier(self._hub.source(self._path), *self._settings)
+    def _open(self) -> _encodle.CrossEncoder:
+        return _encodle.CrossEncoder(self._hub.source(self._path), *self._settings)
 
     @property
     def labels(self) -> list[str]:

@@ -3,12 +3,13 @@
 #![deny(unsafe_code)] // with one exception: the C interface of Arrow
 
 mod attention;
-mod classifiers;
 mod corpora;
+mod cross_encoder;
 mod embedder;
 mod errors;
 mod model;
 mod pool;
+mod task;
 mod texts;
 
 #[pyo3::pymodule]
@@ -27,11 +28,12 @@ mod _encodle {
     #[pymodule_export]
     use crate::{
         attention::{AttentionReader, attention_picture},
-        classifiers::{MaskFiller, QuestionAnswerer, TextClassifier, TokenClassifier},
         corpora::embed_file,
+        cross_encoder::CrossEncoder,
         embedder::Embedder,
         errors::EncodleError,
         model::is_missing_offline,
+        task::Task,
     };
 
     #[pymodule_export]

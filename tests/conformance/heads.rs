@@ -4,7 +4,8 @@ use candle_core::{Device::Cpu, Tensor};
 use encoder::{
     Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, Labels, MaskFiller,
-    PackedBatch, Precision, Prompt, QuestionAnswerer, TextClassifier, TokenClassifier, Tokens,
+    PackedBatch, Pipeline, Precision, Prompt, QuestionAnswerer, TextClassifier, TokenClassifier,
+    Tokens,
 };
 use mha::AttentionMask;
 use serde_json::{Value, json};
@@ -254,8 +255,9 @@ fn token_classifier(t: &mut Table) {
         t.head_case("tagger", &format!("aggregation {aggregation:?}"), |c| {
             let model = TokenClassifier::from_files(&c.files(), F32, &Cpu)?;
             let entities = model.classify("Café bead, Abba (cab) ébb faced", aggregation)?;
-            let entities =
-                entities.iter().map(|e| format!("{}:{}-{}", e.label, e.range.start, e.range.end));
+            let entities = entities
+                .iter()
+                .map(|e| format!("{}:{}-{}", e.label, e.span.range.start, e.span.range.end));
             Ok(entities.collect::<Vec<_>>().join(" "))
         });
     }

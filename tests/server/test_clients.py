@@ -512,8 +512,8 @@ class TestCommands:
 
     @pytest.mark.parametrize("join", [None, "none", "simple", "first", "average", "max"])
     def test_tag(self, models, join):
-        options = ["--join", join] if join else []
-        fields = {"join": join} if join else {}
+        options = ["--aggregation", join] if join else []
+        fields = {"aggregation": join} if join else {}
         expected = encodle("tag", "--model", MODELS["tagger"], *options, *LETTERS)
         assert_same_json(models.json("/tag", {"inputs": LETTERS} | fields), expected)
 

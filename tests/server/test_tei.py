@@ -399,7 +399,7 @@ ERRORS = [
     ("/tokenize", {"inputs": [["a"]]}, 422, "tei"),
     ("/decode", {"ids": "a"}, 422, "tei"),
     ("/classify", {"inputs": 1}, 422, "tei"),
-    ("/tag", {"inputs": "a", "join": 1}, 422, "tei"),
+    ("/tag", {"inputs": "a", "aggregation": 1}, 422, "tei"),
     ("/answer", {"inputs": "a"}, 422, "tei"),
     ("/fill_mask", {"inputs": "a", "top": "5"}, 422, "tei"),
     ("/attention", {"inputs": ["a", "b"]}, 422, "tei"),
@@ -415,7 +415,7 @@ ERRORS = [
     ("/embed", {"inputs": []}, 400, "tei"),
     ("/rerank", {"query": "a", "texts": []}, 400, "tei"),
     ("/decode", {"ids": [1_000_000_000]}, 422, "tei"),
-    ("/tag", {"inputs": "a", "join": "nope"}, 422, "tei"),
+    ("/tag", {"inputs": "a", "aggregation": "nope"}, 422, "tei"),
     ("/fill_mask", {"inputs": "a [MASK]", "top": 0}, 400, "tei"),
     ("/fill_mask", {"inputs": "a"}, 422, "tei"),
     ("/attention", {"inputs": "a", "layer": 1000}, 400, "tei"),
@@ -477,7 +477,7 @@ OPTIONAL = [
      ["model", "parameters"]),
     ("/tokenize", {"inputs": "a"}, ["model", "add_special_tokens", "prompt_name"]),
     ("/decode", {"ids": [101]}, ["model", "skip_special_tokens"]),
-    ("/tag", {"inputs": "a"}, ["model", "join"]),
+    ("/tag", {"inputs": "a"}, ["model", "aggregation"]),
     ("/answer", {"inputs": "a", "question": "b"}, ["model", "top"]),
     ("/fill_mask", {"inputs": "a [MASK]"}, ["model", "top"]),
     ("/attention", {"inputs": "a"}, ["model", "pair", "layer", "head", "format"]),
@@ -577,7 +577,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("value", [1, "nope", ["first"], {"first": None}])
     def test_the_error_of_a_choice_lists_the_choices(self, models, value):
-        response = models.post("/tag", {"inputs": "a", "join": value})
+        response = models.post("/tag", {"inputs": "a", "aggregation": value})
         assert_error(response, 422)
         for choice in ("none", "simple", "first", "average", "max"):
             assert f"`{choice}`" in response.json()["error"], describe(response)

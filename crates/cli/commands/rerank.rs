@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
-use encoder::{Prompt, TextClassifier, Truncated};
+use encoder::{Pipeline, Prompt, TextClassifier, Truncated};
 use serde::Serialize;
 
 use crate::{

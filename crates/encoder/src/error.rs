@@ -443,6 +443,10 @@ pub enum Error {
         expected: Vec<&'static str>,
     },
 
+    /// The parameters of a task are incomplete or have wrong types.
+    #[error("the parameters of the task are invalid: {0}")]
+    Parameter(#[source] serde_json::Error),
+
     /// The model has no prompt of this name.
     #[error("prompt {got:?} is unknown: expected {}", expected_prompts(known))]
     NoPrompt {

@@ -82,12 +82,7 @@ pub use models::{
     EncoderModel, EncoderOutput, EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig,
     SequencePooling, Strategy,
 };
-pub use pipelines::{
-    Aggregation, Answer, Answers, AttentionKind, AttentionReader, BatchFn, Candidate, EmbedOptions,
-    Embedder, Embeddings, Entity, Hit, Inspection, LogitActivation, LongTexts, MaskFiller, Nearest,
-    Pooling, PoolingMode, QuestionAnswerer, Search, TextAttention, TextClassifier, TokenClassifier,
-    TokenizedTexts, Truncated,
-};
+pub use pipelines::*;
 pub use precision::Precision;
 pub use text::{
     CharacterPositions, PackedBatch, Piece, Prompt, TextTokenizer, TextWindows, Tokens,

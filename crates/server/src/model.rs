@@ -1,6 +1,7 @@
 //! A loaded model with its task.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc,
@@ -11,12 +12,11 @@ use std::{
 
 use candle_core::{DType, Device};
 use encoder::{
-    AttentionReader, Choice, Embedder, EncoderModel, Inspection, MaskFiller, ModelFiles,
-    PackedBatch, Pooling, Precision, QuestionAnswerer, TextClassifier, TextTokenizer,
-    TokenClassifier, Tokens,
+    AttentionReader, Choice, Embedder, EncoderModel, Inspection, ModelFiles, PackedBatch, Pipeline,
+    Pooling, Precision, TaskVisitor, TextTokenizer, Tokens, for_each_task,
 };
 
-use crate::engine::{Compute, Key, KeyKind, Sequence, Target, Values};
+use crate::engine::{Compute, Key, KeyKind, Sequence, Target};
 
 /// A loaded model.
 ///
@@ -42,13 +42,18 @@ pub struct Model {
 }
 
 /// The task of a model, with its pipeline.
-pub(crate) enum Task {
-    Embedding(Arc<Embedder>),
-    SequenceClassification(Arc<TextClassifier>),
-    TokenClassification(Arc<TokenClassifier>),
-    QuestionAnswering(Arc<QuestionAnswerer>),
-    FillMask(Arc<MaskFiller>),
+pub(crate) struct Task {
+    /// [`Pipeline::TASK`], or [`EMBEDDING`].
+    pub name: &'static str,
+    pub tokenizer: TextTokenizer,
+    pub encoder: EncoderModel,
+    /// The labels of a classifier.
+    pub labels: Vec<String>,
+    pipeline: Arc<dyn Any + Send + Sync>,
 }
+
+/// The task of an [`Embedder`].
+pub(crate) const EMBEDDING: &str = "embedding";
 
 /// Why models cannot be loaded or served.
 #[derive(Debug, thiserror::Error)]
@@ -113,8 +118,7 @@ impl Model {
     ) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let task = Task::from_files(files, pooling, precision, device)?;
-        let attention =
-            AttentionReader::from_encoder(task.encoder().clone(), task.tokenizer().clone());
+        let attention = AttentionReader::from_encoder(task.encoder.clone(), task.tokenizer.clone());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         Ok(Self { number, task, attention, precision, created: SystemTime::now() })
     }
@@ -122,20 +126,17 @@ impl Model {
     /// The name of the task in `/info`: `embedding`, `sequence_classification`,
     /// `token_classification`, `question_answering` or `fill_mask`.
     pub fn task_name(&self) -> &'static str {
-        self.task.name()
+        self.task.name
     }
 
     /// The maximum length of a text in tokens, special tokens included.
     pub fn max_input_length(&self) -> usize {
-        self.task.tokenizer().max_seq_length()
+        self.task.tokenizer.max_seq_length()
     }
 
     /// The length of the vectors, for an embedding model.
     pub fn dimension(&self) -> Option<usize> {
-        match &self.task {
-            Task::Embedding(embedder) => Some(embedder.dimension()),
-            _ => None,
-        }
+        self.task.pipeline::<Embedder>().map(|embedder| embedder.dimension())
     }
 
     /// The number format of matrix products: `f32`, `f16`, `bf16` or `int8`.
@@ -152,7 +153,7 @@ impl Model {
     }
 
     pub(crate) fn tokenizer(&self) -> &TextTokenizer {
-        self.task.tokenizer()
+        &self.task.tokenizer
     }
 
     pub(crate) fn attention(&self) -> &AttentionReader {
@@ -167,7 +168,7 @@ impl Model {
     /// Computes two sequences of padding tokens, of length 1 and of up to 128, so that scratch
     /// buffers are allocated and, on a GPU, the kernels are compiled before the first request.
     pub(crate) fn warm_up(&self) -> encoder::Result<()> {
-        let model = self.task.encoder();
+        let model = &self.task.encoder;
         let id = self.tokenizer().pad_token_id();
         for length in [1, self.max_input_length().min(128)] {
             let mut batch = PackedBatch::default();
@@ -177,28 +178,34 @@ impl Model {
         Ok(())
     }
 
-    fn target(&self, kind: KeyKind, compute: Arc<dyn Compute>) -> Target {
-        Target { key: Key { model: self.number, kind }, compute }
+    fn target<C: Compute + 'static>(&self, kind: KeyKind, compute: C) -> Target<C::Values> {
+        Target::new(Key { model: self.number, kind }, compute)
     }
 
     /// The computation of vectors, by an [`Embedder`] that shares this model's weights.
     /// `normalize` means the same as in [`KeyKind::Vectors`].
-    pub(crate) fn vectors(&self, embedder: Arc<Embedder>, normalize: Option<bool>) -> Target {
+    pub(crate) fn vectors(
+        &self,
+        embedder: Arc<Embedder>,
+        normalize: Option<bool>,
+    ) -> Target<Vec<f32>> {
         let dimension = embedder.dimension();
-        self.target(KeyKind::Vectors { dimension, normalize }, Arc::new(Vectors(embedder)))
+        self.target(KeyKind::Vectors { dimension, normalize }, Vectors(embedder))
     }
 
     /// The computation of the last hidden states.
-    pub(crate) fn states(&self) -> Target {
-        self.target(KeyKind::States, Arc::new(States(self.task.encoder().clone())))
+    pub(crate) fn states(&self) -> Target<Vec<f32>> {
+        self.target(KeyKind::States, States(self.task.encoder.clone()))
     }
 
-    /// The computation of the values of the head of the model's task.
-    pub(crate) fn head<H: Send + Sync + 'static>(&self, pipeline: Arc<H>) -> Target
-    where
-        Head<H>: Compute,
-    {
-        self.target(KeyKind::Head, Arc::new(Head(pipeline)))
+    /// The computation of the values of the model's task.
+    pub(crate) fn values<P: Pipeline>(
+        &self,
+        pipeline: Arc<P>,
+        params: Arc<P::Params>,
+    ) -> Target<P::Values> {
+        let batch_key = P::batch_key(&params);
+        self.target(KeyKind::Task { batch_key }, TaskValues { pipeline, params })
     }
 }
 
@@ -210,63 +217,63 @@ impl Task {
         device: &Device,
     ) -> Result<Self, Error> {
         if let Some(pooling) = pooling {
-            let embedder = Embedder::from_transformer(files, pooling, precision, device)?;
-            return Ok(Self::Embedding(Arc::new(embedder)));
+            return Ok(Embedder::from_transformer(files, pooling, precision, device)?.into());
         }
         let Inspection { runs_as, mut problems, weights, .. } = Inspection::new(files);
         if weights.is_none() {
             // These are probably not the files of a model: report the first problem only.
             problems.truncate(1);
         }
-        let has = |class: &str| runs_as.contains(&class);
-        Ok(if has("Embedder") {
-            Self::Embedding(Arc::new(Embedder::from_files(files, precision, device)?))
-        } else if has("EncoderForSequenceClassification") {
-            let classifier = TextClassifier::from_files(files, precision, device)?;
-            Self::SequenceClassification(Arc::new(classifier))
-        } else if has("EncoderForTokenClassification") {
-            let classifier = TokenClassifier::from_files(files, precision, device)?;
-            Self::TokenClassification(Arc::new(classifier))
-        } else if has("EncoderForQuestionAnswering") {
-            let answerer = QuestionAnswerer::from_files(files, precision, device)?;
-            Self::QuestionAnswering(Arc::new(answerer))
-        } else if has("EncoderForMaskedLm") {
-            Self::FillMask(Arc::new(MaskFiller::from_files(files, precision, device)?))
-        } else {
-            return Err(match problems.is_empty() {
-                true => Error::NoTask { found: runs_as.join(", ") },
-                false => Error::Problems { problems: problems.join("; ") },
-            });
-        })
-    }
-
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Embedding(_) => "embedding",
-            Self::SequenceClassification(_) => "sequence_classification",
-            Self::TokenClassification(_) => "token_classification",
-            Self::QuestionAnswering(_) => "question_answering",
-            Self::FillMask(_) => "fill_mask",
+        if runs_as.contains(&"Embedder") {
+            return Ok(Embedder::from_files(files, precision, device)?.into());
+        }
+        let mut load = Load { runs_as: &runs_as, files, precision, device, task: None };
+        for_each_task(&mut load);
+        match load.task {
+            Some(task) => Ok(task?),
+            None if problems.is_empty() => Err(Error::NoTask { found: runs_as.join(", ") }),
+            None => Err(Error::Problems { problems: problems.join("; ") }),
         }
     }
 
-    pub fn tokenizer(&self) -> &TextTokenizer {
-        match self {
-            Self::Embedding(model) => model.tokenizer(),
-            Self::SequenceClassification(model) => model.tokenizer(),
-            Self::TokenClassification(model) => model.tokenizer(),
-            Self::QuestionAnswering(model) => model.tokenizer(),
-            Self::FillMask(model) => model.tokenizer(),
+    /// The pipeline, if it has this type.
+    pub fn pipeline<P: Any + Send + Sync>(&self) -> Option<Arc<P>> {
+        self.pipeline.clone().downcast().ok()
+    }
+}
+
+impl From<Embedder> for Task {
+    fn from(embedder: Embedder) -> Self {
+        Self {
+            name: EMBEDDING,
+            tokenizer: embedder.tokenizer().clone(),
+            encoder: embedder.model().clone(),
+            labels: vec![],
+            pipeline: Arc::new(embedder),
         }
     }
+}
 
-    pub fn encoder(&self) -> &EncoderModel {
-        match self {
-            Self::Embedding(model) => model.model(),
-            Self::SequenceClassification(model) => model.encoder(),
-            Self::TokenClassification(model) => model.encoder(),
-            Self::QuestionAnswering(model) => model.encoder(),
-            Self::FillMask(model) => model.encoder(),
+/// Loads the model for the first task that it can do.
+struct Load<'a> {
+    runs_as: &'a [&'static str],
+    files: &'a ModelFiles,
+    precision: Precision,
+    device: &'a Device,
+    task: Option<encoder::Result<Task>>,
+}
+
+impl TaskVisitor for Load<'_> {
+    fn visit<P: Pipeline>(&mut self) {
+        if self.task.is_none() && self.runs_as.contains(&P::MODEL) {
+            let pipeline = P::load(self.files, self.precision, self.device);
+            self.task = Some(pipeline.map(|pipeline| Task {
+                name: P::TASK,
+                tokenizer: pipeline.tokenizer().clone(),
+                encoder: pipeline.encoder().clone(),
+                labels: pipeline.label_names().to_vec(),
+                pipeline: Arc::new(pipeline),
+            }));
         }
     }
 }
@@ -275,9 +282,11 @@ impl Task {
 struct Vectors(Arc<Embedder>);
 
 impl Compute for Vectors {
-    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+    type Values = Vec<f32>;
+
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>> {
         let all: Vec<_> = sequences.iter().map(|one| (&one.tokens, one.prompt)).collect();
-        Ok(self.0.embed_tokens(&all)?.to_vec2()?)
+        finite(self.0.embed_tokens(&all)?.to_vec2()?)
     }
 }
 
@@ -285,7 +294,9 @@ impl Compute for Vectors {
 struct States(EncoderModel);
 
 impl Compute for States {
-    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+    type Values = Vec<f32>;
+
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>> {
         let mut batch = PackedBatch::default();
         for Sequence { tokens, .. } in sequences {
             batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
@@ -294,35 +305,30 @@ impl Compute for States {
         let of = |at: &[usize]| {
             Ok(states.narrow(0, at[0], at[1] - at[0])?.flatten_all()?.to_vec1::<f32>()?)
         };
-        batch.offsets().windows(2).map(of).collect()
+        finite(batch.offsets().windows(2).map(of).collect::<encoder::Result<_>>()?)
     }
 }
 
-/// Sequences to the values of the head of a task.
-pub(crate) struct Head<T>(Arc<T>);
-
-/// To the logits of each label.
-impl Compute for Head<TextClassifier> {
-    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
-        let tokens: Vec<Tokens> = sequences.iter().map(|one| one.tokens.clone()).collect();
-        self.0.logits(&tokens)
+/// The values, or an error if one is NaN or infinite, which JSON cannot represent.
+fn finite(values: Vec<Vec<f32>>) -> encoder::Result<Vec<Vec<f32>>> {
+    if values.iter().flatten().all(|value| value.is_finite()) {
+        Ok(values)
+    } else {
+        Err(encoder::Error::NonFiniteOutput)
     }
 }
 
-/// To the score of each label for each token.
-impl Compute for Head<TokenClassifier> {
-    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
-        self.0.scores(&tokens(sequences))
-    }
+/// Sequences to the values of a task.
+struct TaskValues<P: Pipeline> {
+    pipeline: Arc<P>,
+    params: Arc<P::Params>,
 }
 
-/// To the logits of each token as the start and the end of the answer.
-impl Compute for Head<QuestionAnswerer> {
-    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
-        self.0.logits(&tokens(sequences))
-    }
-}
+impl<P: Pipeline> Compute for TaskValues<P> {
+    type Values = P::Values;
 
-fn tokens<'a>(sequences: &[&'a Sequence]) -> Vec<&'a Tokens> {
-    sequences.iter().map(|one| &one.tokens).collect()
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<P::Values>> {
+        let tokens: Vec<&Tokens> = sequences.iter().map(|one| &one.tokens).collect();
+        self.pipeline.compute(&tokens, &self.params)
+    }
 }

@@ -1,6 +1,7 @@
 //! The models of a server, and what their requests share: the engine, the limits and the metrics.
 
 use std::{
+    any::Any,
     fmt,
     ops::Range,
     sync::{
@@ -20,7 +21,6 @@ use crate::{
     input::Reserved,
     memory::{Memory, Share},
     metrics::{Metrics, Stage},
-    model::Task,
     responses,
 };
 
@@ -246,20 +246,20 @@ impl Models {
         Ok(name.filter(|_| !is_single))
     }
 
-    /// The model called `name`, or the first model for a task if `name` is `None`. `pipeline`
-    /// returns the pipeline of the task, or `None` for another task.
+    /// The model called `name`, or the first model for a task if `name` is `None`. The pipeline of the
+    /// task has the type `P`, and fulfils the condition.
     ///
     /// # Errors
     /// [`Kind::Backend`] if the named model has another task, or if `name` is `None` and no model
     /// has the task; the errors of [`Self::any`].
-    pub(crate) fn find<T>(
+    pub(crate) fn find<P: Any + Send + Sync>(
         &self,
         name: Option<&str>,
         task: &str,
-        pipeline: impl Fn(&Task) -> Option<Arc<T>>,
-    ) -> Result<Found<T>, Failure> {
+        condition: impl Fn(&P) -> bool,
+    ) -> Result<Found<P>, Failure> {
         let found = |(name, model): (String, Arc<Model>)| {
-            let pipeline = pipeline(model.task())?;
+            let pipeline = model.task().pipeline().filter(|pipeline| condition(pipeline))?;
             responses::note_model(&name);
             Some(Found { name, model, pipeline })
         };

@@ -3,19 +3,21 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use super::{
+    dense::TorchActivation,
+    inspect::check_classifier,
+    modules,
+    task::{Example, Pipeline, TaskSize, TokenizedText, in_batches, parameters},
+    with_tokenizer::with_tokenizer,
+};
 use crate::{
     EncoderForSequenceClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
     PackedBatch, Precision, Prompt, Result, TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::{CONFIG, config_json, parse_json},
-    pipelines::dense::TorchActivation,
-    pipelines::inspect::check_classifier,
-    pipelines::modules,
-    pipelines::with_tokenizer::with_tokenizer,
-    text::packing::{TOKEN_BUDGET, within_budget},
     text::prompts::{self, Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
@@ -55,6 +57,35 @@ pub struct TextClassifier {
     prompts: Prompts,
     /// The path of the file with a chat template. Pairs are refused if there is one.
     chat_template: Option<String>,
+}
+
+/// The labels of a text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Classified {
+    /// The label with the highest score. A name that several labels share is followed by the label's
+    /// id.
+    pub label: String,
+    /// The score of the label.
+    pub score: f32,
+    /// The score of each label, in the order of the labels; serialised as a map.
+    #[serde(serialize_with = "as_map")]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(value_type = std::collections::BTreeMap<String, f32>)
+    )]
+    pub scores: Vec<(String, f32)>,
+}
+
+/// Serialises pairs as a map in their order.
+fn as_map<S: Serializer>(scores: &[(String, f32)], to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.collect_map(scores.iter().map(|(label, score)| (label, score)))
+}
+
+parameters! {
+    /// The parameters of [`TextClassifier`]: none.
+    #[derive(Default)]
+    pub struct TextClassifierParams {}
 }
 
 /// The function from a classifier's logits to scores.
@@ -158,16 +189,6 @@ impl TextClassifier {
         })
     }
 
-    /// The tokenizer.
-    pub fn tokenizer(&self) -> &TextTokenizer {
-        &self.tokenizer
-    }
-
-    /// The encoder below the classifier.
-    pub fn encoder(&self) -> &EncoderModel {
-        self.model.encoder()
-    }
-
     /// Sets the side on which long texts are truncated, instead of that of the model's files.
     pub fn with_truncation_side(self, side: TruncationSide) -> Self {
         Self { tokenizer: self.tokenizer.with_truncation_side(side), ..self }
@@ -230,11 +251,6 @@ impl TextClassifier {
         })
     }
 
-    /// The report on the loaded checkpoint.
-    pub fn report(&self) -> &LoadReport {
-        &self.report
-    }
-
     /// The score of each label for each text, in the order of the labels. Texts are truncated to
     /// the model's maximum length.
     ///
@@ -245,25 +261,17 @@ impl TextClassifier {
     /// - `regression`: the logits
     ///
     /// # Errors
-    /// The errors of [`Self::tokenize`] and [`Self::classify_tokens`].
+    /// The errors of [`Self::tokenize_texts`] and [`Self::logits`].
     pub fn classify<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>> {
-        self.classify_tokens(&self.tokenize(texts)?)
+        Ok(self.label_scores(self.logits(&self.tokenize_texts(texts)?)?))
     }
 
     /// The tokens of each text, truncated to the model's maximum length.
     ///
     /// # Errors
     /// The errors of [`TextTokenizer::encode`]; [`Error::NoTokens`] for a text without tokens.
-    pub fn tokenize<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
+    pub fn tokenize_texts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
         check_not_empty(self.tokenizer.encode(texts)?, texts)
-    }
-
-    /// [`Self::classify`] for tokenized texts of at least one token each.
-    ///
-    /// # Errors
-    /// The errors of [`Self::logits`].
-    pub fn classify_tokens(&self, texts: &[Tokens]) -> Result<Vec<Vec<f32>>> {
-        Ok(self.label_scores(self.logits(texts)?))
     }
 
     /// The scores of [`Self::classify`], given the logits of each text.
@@ -363,18 +371,77 @@ impl TextClassifier {
     /// the numbers of ids and types differ; [`Error::NonFiniteOutput`] for logits that are NaN or
     /// infinite.
     pub fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
-        let mut logits = Vec::with_capacity(sequences.len());
-        let lengths: Vec<usize> = sequences.iter().map(|tokens| tokens.input_ids.len()).collect();
-        let order: Vec<usize> = (0..sequences.len()).collect();
-        for batch in within_budget(&order, &lengths, TOKEN_BUDGET) {
-            let batch = PackedBatch::of(batch.iter().map(|&i| &sequences[i]))?;
-            let scores = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?;
-            logits.extend(scores.to_vec2::<f32>()?);
+        let sequences: Vec<&Tokens> = sequences.iter().collect();
+        in_batches(&sequences, &mut |batch| self.compute(batch, &TextClassifierParams {}))
+    }
+}
+
+impl Pipeline for TextClassifier {
+    const TASK: &'static str = "sequence_classification";
+    const COMMAND: &'static str = "classify";
+    const ABOUT: &'static str = "Classify texts (sequence classification)";
+    const EXAMPLE: Example = Example { parameters: &[], text: "I like you." };
+    const MODEL: &'static str = "EncoderForSequenceClassification";
+    const SPLITS_TEXTS: bool = false;
+
+    type Params = TextClassifierParams;
+    type Context = ();
+    /// The logit of each label.
+    type Values = Vec<f32>;
+    type Output = Classified;
+
+    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+        Self::from_files(files, precision, device)
+    }
+
+    fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
+    }
+
+    fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
+    }
+
+    fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    fn label_names(&self) -> &[String] {
+        self.labels().names()
+    }
+
+    fn size(&self, text: &str, _: &TextClassifierParams) -> Result<TaskSize> {
+        let values = self.labels().names().len();
+        Ok(TaskSize { bytes: self.tokenizer.sequence_size(text.len()) + 4 * values, values })
+    }
+
+    fn tokenize(&self, text: &str, _: &TextClassifierParams) -> Result<TokenizedText<()>> {
+        Ok(TokenizedText { sequences: self.tokenize_texts(&[text])?, context: () })
+    }
+
+    fn compute(&self, sequences: &[&Tokens], _: &TextClassifierParams) -> Result<Vec<Vec<f32>>> {
+        let batch = PackedBatch::of(sequences.iter().copied())?;
+        let logits = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        if !logits.iter().flatten().all(|logit| logit.is_finite()) {
+            return Err(Error::NonFiniteOutput);
         }
-        match logits.iter().flatten().all(|score| score.is_finite()) {
-            true => Ok(logits),
-            false => Err(Error::NonFiniteOutput),
-        }
+        Ok(logits)
+    }
+
+    fn finish(
+        &self,
+        _: &str,
+        (): (),
+        values: Vec<Vec<f32>>,
+        _: &TextClassifierParams,
+    ) -> Result<Classified> {
+        let names = self.labels().distinct_names();
+        let scores = self.label_scores(values).swap_remove(0);
+        // `max_by` returns the last of equal elements; the first label wins here.
+        let best = (0..scores.len()).rev().max_by(|&a, &b| scores[a].total_cmp(&scores[b]));
+        let best = best.expect("a classifier has labels");
+        let (label, score) = (names[best].clone(), scores[best]);
+        Ok(Classified { label, score, scores: names.into_iter().zip(scores).collect() })
     }
 }
 

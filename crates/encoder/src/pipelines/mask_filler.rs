@@ -4,12 +4,20 @@ use std::path::Path;
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use candle_nn::ops::softmax;
+use serde::Serialize;
 
-use crate::{
-    EncoderForMaskedLm, EncoderModel, Error, ModelFiles, PackedBatch, Precision, Result,
-    TextTokenizer, Tokens, error::beginning, pipelines::modules::transformer,
-    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
+use super::{
+    modules::transformer,
+    task::{Example, ParameterKind, Pipeline, TaskSize, TokenizedText, parameters},
+    with_tokenizer::with_tokenizer,
 };
+use crate::{
+    EncoderForMaskedLm, EncoderModel, Error, LoadReport, ModelFiles, PackedBatch, Precision,
+    Result, TextTokenizer, Tokens, error::beginning, text::sentence_config::Loader,
+};
+
+/// An upper bound of the size of a candidate.
+const CANDIDATE_BYTES: usize = 96;
 
 /// Number of mask tokens whose logits are in memory at a time. With a vocabulary of 250,000 tokens,
 /// the logits of one mask token take 1 MB.
@@ -40,11 +48,21 @@ const MASKS_PER_PART: usize = 16;
 pub struct MaskFiller {
     model: EncoderForMaskedLm,
     tokenizer: TextTokenizer,
+    report: LoadReport,
     mask_id: u32,
 }
 
+/// The candidates for the mask tokens of a text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Filled {
+    /// The candidates for each mask token, in the order of the text.
+    pub masks: Vec<Vec<Candidate>>,
+}
+
 /// A candidate token for a mask token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Candidate {
     /// The id of the token in the vocabulary.
     pub token_id: u32,
@@ -52,6 +70,14 @@ pub struct Candidate {
     pub token: String,
     /// The probability of the token: softmax over the vocabulary.
     pub score: f32,
+}
+
+parameters! {
+    /// The parameters of [`MaskFiller`].
+    pub struct MaskFillerParams {
+        /// Number of candidate tokens per mask token, the most probable first.
+        top: usize = ParameterKind::Count { default: 5 },
+    }
 }
 
 impl MaskFiller {
@@ -71,80 +97,21 @@ impl MaskFiller {
     pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || EncoderForMaskedLm::from_files(files, precision, device);
-        let ((model, _report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
+        let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         let mask_id = tokenizer.mask_token_id()?;
-        Ok(Self { model, tokenizer, mask_id })
+        Ok(Self { model, tokenizer, report, mask_id })
     }
 
     /// The `top` most likely tokens for each mask token of a text, in descending order of
-    /// probability.
-    ///
-    /// # Errors
-    /// The errors of [`Self::tokenize`] and [`Self::fill_tokens`].
-    pub fn fill(&self, text: &str, top: usize) -> Result<Vec<Vec<Candidate>>> {
-        self.fill_tokens(&self.tokenize(text)?, top)
-    }
-
-    /// The tokens of a text, truncated to the model's maximum length.
+    /// probability. The text is truncated to the model's maximum length.
     ///
     /// # Errors
     /// The errors of [`TextTokenizer::encode`]; [`Error::NoMask`] for a text without a mask
-    /// token; [`Error::MaskTruncated`] if truncation removes a mask token.
-    pub fn tokenize(&self, text: &str) -> Result<Tokens> {
-        let tokens = self.tokenizer.encode(&[text])?.swap_remove(0);
-        let masks = |ids: &[u32]| ids.iter().filter(|&&id| id == self.mask_id).count();
-        let all = match tokens.truncated {
-            0 => masks(&tokens.input_ids),
-            _ => masks(&self.tokenizer.encode_bare(text)?),
-        };
-        let removed = all - masks(&tokens.input_ids);
-        if all == 0 {
-            return Err(Error::NoMask { text: beginning(text) });
-        }
-        if removed > 0 {
-            let (text, max) = (beginning(text), self.tokenizer.max_seq_length());
-            return Err(Error::MaskTruncated { text, masks: removed, max });
-        }
-        Ok(tokens)
-    }
-
-    /// [`Self::fill`] for a tokenized text. Returns one list per mask token, and no list if
-    /// there is no mask token.
-    ///
-    /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`]; [`mha::Error::Shape`] if the numbers of ids
-    /// and types differ; [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
-    pub fn fill_tokens(&self, tokens: &Tokens, top: usize) -> Result<Vec<Vec<Candidate>>> {
-        let ids = (0u32..).zip(&tokens.input_ids);
-        let masks: Vec<u32> = ids.filter(|(_, id)| **id == self.mask_id).map(|(i, _)| i).collect();
-        if masks.is_empty() {
-            return Ok(vec![]);
-        }
-        let hidden = self.encoder().forward_packed(&PackedBatch::of([tokens])?)?; // (T, E)
-        let mut all = vec![];
-        for masks in masks.chunks(MASKS_PER_PART) {
-            let masks = Tensor::new(masks, hidden.device())?;
-            let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, vocab_size)
-            for i in 0..logits.dim(0)? {
-                all.push(self.most_likely(&logits.i(i)?, top)?);
-            }
-        }
-        Ok(all)
-    }
-
-    /// The token to fill, such as `[MASK]`.
-    pub fn mask_token(&self) -> &str {
-        self.tokenizer.mask_token()
-    }
-
-    /// The tokenizer.
-    pub fn tokenizer(&self) -> &TextTokenizer {
-        &self.tokenizer
-    }
-
-    /// The encoder below the head.
-    pub fn encoder(&self) -> &EncoderModel {
-        self.model.encoder()
+    /// token; [`Error::MaskTruncated`] if truncation removes a mask token; the errors of
+    /// [`EncoderModel::forward_packed`]; [`Error::NonFiniteOutput`] for scores that are NaN or
+    /// infinite.
+    pub fn fill(&self, text: &str, top: usize) -> Result<Vec<Vec<Candidate>>> {
+        Ok(self.run(&[text], &MaskFillerParams { top })?.swap_remove(0).masks)
     }
 
     /// The `top` most likely tokens by their logits `(vocab_size,)`.
@@ -160,5 +127,104 @@ impl MaskFiller {
             Ok(Candidate { token_id, token, score: scores[token_id as usize] })
         });
         best.collect()
+    }
+}
+
+impl Pipeline for MaskFiller {
+    const TASK: &'static str = "fill_mask";
+    const COMMAND: &'static str = "fill-mask";
+    const ABOUT: &'static str = "Predict the masked tokens of texts (masked language model)";
+    const EXAMPLE: Example =
+        Example { parameters: &[("top", "3")], text: "Paris is the [MASK] of France." };
+    const MODEL: &'static str = "EncoderForMaskedLm";
+    const SPLITS_TEXTS: bool = false;
+
+    type Params = MaskFillerParams;
+    type Context = ();
+    /// The candidates for each mask token of a sequence.
+    type Values = Vec<Vec<Candidate>>;
+    type Output = Filled;
+
+    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+        Self::from_files(files, precision, device)
+    }
+
+    fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
+    }
+
+    fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
+    }
+
+    fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    fn size(&self, text: &str, params: &MaskFillerParams) -> Result<TaskSize> {
+        let candidates = text.matches(self.tokenizer.mask_token()).count() * params.top;
+        let bytes = self.tokenizer.sequence_size(text.len()) + CANDIDATE_BYTES * candidates;
+        Ok(TaskSize { bytes, values: 2 * candidates })
+    }
+
+    fn tokenize(&self, text: &str, _: &MaskFillerParams) -> Result<TokenizedText<()>> {
+        let tokens = self.tokenizer.encode(&[text])?.swap_remove(0);
+        let masks = |ids: &[u32]| ids.iter().filter(|&&id| id == self.mask_id).count();
+        let all = match tokens.truncated {
+            0 => masks(&tokens.input_ids),
+            _ => masks(&self.tokenizer.encode_bare(text)?),
+        };
+        let removed = all - masks(&tokens.input_ids);
+        if all == 0 {
+            return Err(Error::NoMask { text: beginning(text) });
+        }
+        if removed > 0 {
+            let (text, max) = (beginning(text), self.tokenizer.max_seq_length());
+            return Err(Error::MaskTruncated { text, masks: removed, max });
+        }
+        Ok(TokenizedText { sequences: vec![tokens], context: () })
+    }
+
+    fn batch_key(params: &MaskFillerParams) -> usize {
+        params.top
+    }
+
+    fn compute(
+        &self,
+        sequences: &[&Tokens],
+        params: &MaskFillerParams,
+    ) -> Result<Vec<Vec<Vec<Candidate>>>> {
+        let ids: Vec<u32> = sequences.iter().flat_map(|tokens| tokens.input_ids.clone()).collect();
+        let masks = (0u32..).zip(&ids).filter(|(_, id)| **id == self.mask_id);
+        let masks: Vec<u32> = masks.map(|(position, _)| position).collect();
+        if masks.is_empty() {
+            return Ok(vec![vec![]; sequences.len()]);
+        }
+        let batch = PackedBatch::of(sequences.iter().copied())?;
+        let hidden = self.model.encoder().forward_packed(&batch)?; // (N, E)
+        let mut candidates = Vec::with_capacity(masks.len());
+        for masks in masks.chunks(MASKS_PER_PART) {
+            let masks = Tensor::new(masks, hidden.device())?;
+            let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, vocab_size)
+            for i in 0..logits.dim(0)? {
+                candidates.push(self.most_likely(&logits.i(i)?, params.top)?);
+            }
+        }
+        let mut candidates = candidates.into_iter();
+        let own = |tokens: &&Tokens| {
+            let masks = tokens.input_ids.iter().filter(|&&id| id == self.mask_id).count();
+            candidates.by_ref().take(masks).collect()
+        };
+        Ok(sequences.iter().map(own).collect())
+    }
+
+    fn finish(
+        &self,
+        _: &str,
+        (): (),
+        mut values: Vec<Vec<Vec<Candidate>>>,
+        _: &MaskFillerParams,
+    ) -> Result<Filled> {
+        Ok(Filled { masks: values.swap_remove(0) })
     }
 }

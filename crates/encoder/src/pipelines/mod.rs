@@ -11,17 +11,33 @@ mod modules;
 mod pooling;
 mod question_answerer;
 mod search;
+mod span;
+mod task;
 mod token_classifier;
 mod with_tokenizer;
 
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
-pub use classifier::{LogitActivation, TextClassifier};
+pub use classifier::{Classified, LogitActivation, TextClassifier, TextClassifierParams};
 pub use embedder::{
     BatchFn, EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated,
 };
 pub use inspect::Inspection;
-pub use mask_filler::{Candidate, MaskFiller};
+pub use mask_filler::{Candidate, Filled, MaskFiller, MaskFillerParams};
 pub use pooling::{Pooling, PoolingMode};
-pub use question_answerer::{Answer, Answers, QuestionAnswerer};
+pub use question_answerer::{Answers, QuestionAnswerer, QuestionAnswererParams};
 pub use search::{Hit, Nearest, Search};
-pub use token_classifier::{Aggregation, Entity, TokenClassifier};
+pub use span::Span;
+pub use task::{
+    Example, Parameter, ParameterKind, Params, Pipeline, TaskOutput, TaskSize, TaskVisitor,
+    TextResult, TokenizedText,
+};
+pub use token_classifier::{Aggregation, Entity, Tagged, TokenClassifier, TokenClassifierParams};
+
+/// Calls [`TaskVisitor::visit`] for each task. The commands, the routes and the classes of the Python
+/// package are those of these tasks. A server loads a model for the first task that it can do.
+pub fn for_each_task(visitor: &mut impl TaskVisitor) {
+    visitor.visit::<TextClassifier>();
+    visitor.visit::<TokenClassifier>();
+    visitor.visit::<QuestionAnswerer>();
+    visitor.visit::<MaskFiller>();
+}

@@ -3,13 +3,26 @@
 use std::{collections::HashMap, ops::Range, path::Path};
 
 use candle_core::{DType, Device};
+use serde::Serialize;
 
-use crate::{
-    EncoderForQuestionAnswering, EncoderModel, Error, LoadReport, ModelFiles, PackedBatch,
-    Precision, Result, TextTokenizer, TextWindows, Tokens, pipelines::inspect::check_classifier,
-    pipelines::modules::transformer, pipelines::with_tokenizer::with_tokenizer,
-    text::sentence_config::Loader, text::windows::Window,
+use super::{
+    inspect::check_classifier,
+    modules::transformer,
+    span::Span,
+    task::{Example, ParameterKind, Pipeline, TaskSize, TokenizedText, parameters},
+    with_tokenizer::with_tokenizer,
 };
+use crate::{
+    CharacterPositions, EncoderForQuestionAnswering, EncoderModel, Error, LoadReport, ModelFiles,
+    PackedBatch, Precision, Result, TextTokenizer, TextWindows, Tokens,
+    text::{
+        sentence_config::Loader,
+        windows::{WINDOW_TOKEN_BYTES, Window},
+    },
+};
+
+/// An upper bound of the size of an answer.
+const ANSWER_BYTES: usize = 256;
 
 /// Maximum number of tokens of a window: the question, a part of the text and the special tokens.
 /// The value is that of BERT's training on SQuAD.
@@ -38,7 +51,7 @@ const MAX_ANSWER_LENGTH: usize = 15;
 /// let model = QuestionAnswerer::from_dir(dir, Precision::F32, &Device::Cpu)?;
 /// let text = "a cab face x";
 /// let best = &model.answer("bad", text, 1)?.answers[0];
-/// assert_eq!(&text[best.range.clone()], "a cab face");
+/// assert_eq!(best.text, "a cab face");
 /// assert!((best.score - 0.05262).abs() < 1e-5);
 /// # Ok::<(), encoder::Error>(())
 /// ```
@@ -49,24 +62,27 @@ pub struct QuestionAnswerer {
     report: LoadReport,
 }
 
-/// A span of a text, as the answer to a question.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// The probability that the answer starts at the span's first token, times the probability that
-    /// it ends at the span's last token.
-    pub score: f32,
-    /// The byte range of the span in the text, extended to whole words.
-    pub range: Range<usize>,
-}
-
-/// The result of [`QuestionAnswerer::answer`].
-#[derive(Clone, Debug, PartialEq)]
+/// The answers in a text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Answers {
-    /// The answers in descending order of score.
-    pub answers: Vec<Answer>,
+    /// The answers in descending order of score, each extended to whole words. The score is the
+    /// probability that the answer starts at its first token, times the probability that it ends at
+    /// its last token.
+    pub answers: Vec<Span>,
     /// The score of "no answer". It is meaningful only for models trained on unanswerable
     /// questions.
     pub no_answer: f32,
+}
+
+parameters! {
+    /// The parameters of [`QuestionAnswerer`].
+    pub struct QuestionAnswererParams {
+        /// Question to answer from each text.
+        question: String = ParameterKind::Text,
+        /// Number of answers per text, the most probable first.
+        top: usize = ParameterKind::Count { default: 1 },
+    }
 }
 
 impl QuestionAnswerer {
@@ -93,58 +109,73 @@ impl QuestionAnswerer {
         Ok(Self { model, tokenizer, report })
     }
 
-    /// The tokenizer.
-    pub fn tokenizer(&self) -> &TextTokenizer {
-        &self.tokenizer
-    }
-
-    /// The encoder below the head.
-    pub fn encoder(&self) -> &EncoderModel {
-        self.model.encoder()
-    }
-
-    /// The report on the loaded checkpoint.
-    pub fn report(&self) -> &LoadReport {
-        &self.report
-    }
-
     /// The `top` most likely answers to a question in a text. An answer has at most 15 tokens, and
-    /// is then extended to whole words. A long text is split into overlapping windows.
-    ///
-    /// # Errors
-    /// The errors of [`Self::tokenize`], [`Self::logits`] and [`Self::answers`].
-    pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
-        let windows = self.tokenize(question, text)?;
-        let logits = windows.in_parts(|part| self.logits(part))?;
-        self.answers(&windows, &logits, top)
-    }
-
-    /// The first step of [`Self::answer`]: splits a text into windows, each with the question. A
-    /// window has at most 384 tokens. The longer the question, the more windows the text has.
+    /// is then extended to whole words. A long text is split into overlapping windows of at most 384
+    /// tokens, each with the question: the longer the question, the more windows the text has.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;
     /// [`Error::NoRoom`] if the special tokens leave no room for the text; [`Error::LongQuestion`]
-    /// for a question that leaves no room for the text.
-    pub fn tokenize(&self, question: &str, text: &str) -> Result<TextWindows> {
-        self.tokenizer.encode_text_windows(Some(question), text, MAX_LENGTH)
+    /// for a question that leaves no room for the text; the errors of
+    /// [`EncoderModel::forward_packed`]; [`Error::NonFiniteOutput`] for scores that are NaN or
+    /// infinite.
+    pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
+        let params = QuestionAnswererParams { question: question.to_string(), top };
+        Ok(self.run(&[text], &params)?.swap_remove(0))
+    }
+}
+
+impl Pipeline for QuestionAnswerer {
+    const TASK: &'static str = "question_answering";
+    const COMMAND: &'static str = "answer";
+    const ABOUT: &'static str = "Find the answer to a question in texts (question answering)";
+    const EXAMPLE: Example = Example {
+        parameters: &[("question", "Where did she live?")],
+        text: "Ada Lovelace lived in London.",
+    };
+    const MODEL: &'static str = "EncoderForQuestionAnswering";
+    const SPLITS_TEXTS: bool = true;
+
+    type Params = QuestionAnswererParams;
+    type Context = TextWindows;
+    /// The logits of the tokens as the start of the answer, and then those as its end, `(2, T)`.
+    type Values = Vec<f32>;
+    type Output = Answers;
+
+    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+        Self::from_files(files, precision, device)
     }
 
-    /// The number of tokens of all sequences of [`Self::tokenize`], for an estimate of their memory.
-    ///
-    /// # Errors
-    /// The errors of [`Self::tokenize`].
-    pub fn count_tokens(&self, question: &str, text: &str) -> Result<usize> {
-        self.tokenizer.count_window_tokens(Some(question), text, MAX_LENGTH)
+    fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
     }
 
-    /// The second step of [`Self::answer`]: for each sequence, the logits of its tokens as the start
-    /// of the answer, and then those as its end, `(2, T)`. The sequences may be those of several
-    /// texts; [`TextWindows::in_parts`] computes those of a long text in parts.
-    ///
-    /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`].
-    pub fn logits(&self, sequences: &[&Tokens]) -> Result<Vec<Vec<f32>>> {
+    fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
+    }
+
+    fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    fn size(&self, text: &str, params: &QuestionAnswererParams) -> Result<TaskSize> {
+        let QuestionAnswererParams { question, top } = params;
+        let tokens = self.tokenizer.count_window_tokens(Some(question), text, MAX_LENGTH)?;
+        let bytes = (WINDOW_TOKEN_BYTES + 2 * 4) * tokens + ANSWER_BYTES * top;
+        Ok(TaskSize { bytes, values: 0 })
+    }
+
+    fn tokenize(
+        &self,
+        text: &str,
+        params: &QuestionAnswererParams,
+    ) -> Result<TokenizedText<TextWindows>> {
+        let (sequences, context) =
+            self.tokenizer.encode_text_windows(Some(&params.question), text, MAX_LENGTH)?;
+        Ok(TokenizedText { sequences, context })
+    }
+
+    fn compute(&self, sequences: &[&Tokens], _: &QuestionAnswererParams) -> Result<Vec<Vec<f32>>> {
         let batch = PackedBatch::of(sequences.iter().copied())?;
         let scores = self.model.forward_packed(&batch)?;
         let start = scores.start.to_dtype(DType::F32)?.to_vec1::<f32>()?;
@@ -153,22 +184,16 @@ impl QuestionAnswerer {
         Ok(batch.offsets().windows(2).map(of).collect())
     }
 
-    /// The third step of [`Self::answer`]: the `top` most likely answers. `logits` are those of the
-    /// windows' sequences.
-    ///
-    /// # Errors
-    /// [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
-    /// # Panics
-    /// If the logits are not those of the windows.
-    pub fn answers(
+    fn finish(
         &self,
-        windows: &TextWindows,
-        logits: &[Vec<f32>],
-        top: usize,
+        text: &str,
+        windows: TextWindows,
+        logits: Vec<Vec<f32>>,
+        params: &QuestionAnswererParams,
     ) -> Result<Answers> {
         let words = windows.word_ranges();
         let (mut scores_of_spans, mut no_answer) = (HashMap::new(), 1.0);
-        for (window, logits) in windows.windows.iter().zip(logits) {
+        for (window, logits) in windows.windows.iter().zip(&logits) {
             let (start, end) = logits.split_at(logits.len() / 2);
             let (none_start, start) = probabilities(start, window)?;
             let (none_end, end) = probabilities(end, window)?;
@@ -184,14 +209,14 @@ impl QuestionAnswerer {
                 }
             }
         }
-        let mut answers: Vec<Answer> =
-            scores_of_spans.into_iter().map(|(range, score)| Answer { score, range }).collect();
-        answers.sort_by(|a, b| {
-            let position = |answer: &Answer| (answer.range.start, answer.range.end);
-            b.score.total_cmp(&a.score).then_with(|| position(a).cmp(&position(b)))
+        let mut spans: Vec<(Range<usize>, f32)> = scores_of_spans.into_iter().collect();
+        spans.sort_by(|(a, score_a), (b, score_b)| {
+            score_b.total_cmp(score_a).then_with(|| (a.start, a.end).cmp(&(b.start, b.end)))
         });
-        answers.truncate(top);
-        Ok(Answers { answers, no_answer })
+        spans.truncate(params.top);
+        let mut positions = CharacterPositions::new(text);
+        let answer = |(range, score)| Span::new(&mut positions, score, range);
+        Ok(Answers { answers: spans.into_iter().map(answer).collect(), no_answer })
     }
 }
 
@@ -217,11 +242,14 @@ mod tests {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/heads/answer");
         let model = QuestionAnswerer::from_dir(dir, Precision::F32, &Device::Cpu)?;
         // A window has 32 tokens: 3 special tokens, 20 of the question and 9 of the text.
-        let windows = model.tokenize(&"a ".repeat(20), &"b ".repeat(100))?;
-        assert_eq!(windows.sequences().len(), 20); // (100 - 9) / 5, rounded up, and the first
-        assert!(windows.sequences().all(|tokens| tokens.input_ids.len() <= 32));
-        let tokens: usize = windows.sequences().map(|tokens| tokens.input_ids.len()).sum();
-        assert_eq!(model.count_tokens(&"a ".repeat(20), &"b ".repeat(100))?, tokens);
+        let (question, text) = ("a ".repeat(20), "b ".repeat(100));
+        let params = QuestionAnswererParams { question: question.clone(), top: 1 };
+        let lengths = model.tokenize(&text, &params)?.sequences;
+        let lengths: Vec<usize> = lengths.iter().map(|tokens| tokens.input_ids.len()).collect();
+        assert_eq!(lengths.len(), 20); // (100 - 9) / 5, rounded up, and the first
+        assert!(lengths.iter().all(|&length| length <= 32));
+        let counted = model.tokenizer.count_window_tokens(Some(&question), &text, MAX_LENGTH)?;
+        assert_eq!(counted, lengths.iter().sum::<usize>());
         Ok(())
     }
 }

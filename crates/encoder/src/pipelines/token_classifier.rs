@@ -5,13 +5,23 @@ use std::{ops::Range, path::Path};
 
 use candle_core::{D, DType, Device};
 use candle_nn::ops::softmax;
+use serde::Serialize;
 
-use crate::{
-    EncoderForTokenClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
-    PackedBatch, Precision, Result, TextTokenizer, TextWindows, Tokens,
-    pipelines::inspect::check_classifier, pipelines::modules::transformer,
-    pipelines::with_tokenizer::with_tokenizer, text::sentence_config::Loader,
+use super::{
+    inspect::check_classifier,
+    modules::transformer,
+    span::Span,
+    task::{Example, ParameterKind, Pipeline, TaskSize, TokenizedText, parameters},
+    with_tokenizer::with_tokenizer,
 };
+use crate::{
+    CharacterPositions, EncoderForTokenClassification, EncoderModel, Error, Labels, LoadReport,
+    ModelFiles, PackedBatch, Precision, Result, TextTokenizer, TextWindows, Tokens,
+    text::{sentence_config::Loader, windows::WINDOW_TOKEN_BYTES},
+};
+
+/// An upper bound of the size of an entity of one token.
+const ENTITY_BYTES: usize = 160;
 
 /// The label of tokens outside entities.
 const OUTSIDE: &str = "O";
@@ -33,9 +43,9 @@ const OUTSIDE: &str = "O";
 /// let model = TokenClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
 /// let text = "a cab x";
 /// let entities = model.classify(text, Aggregation::Simple)?;
-/// let found: Vec<_> = entities.iter().map(|e| (&e.label[..], &text[e.range.clone()])).collect();
+/// let found: Vec<_> = entities.iter().map(|e| (&e.label[..], &e.span.text[..])).collect();
 /// assert_eq!(found, [("LOC", "a c"), ("PER", "a"), ("LOC", "b"), ("LOC", "x")]);
-/// assert!((entities[0].score - 0.47287).abs() < 1e-5);
+/// assert!((entities[0].span.score - 0.47287).abs() < 1e-5);
 /// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -45,16 +55,34 @@ pub struct TokenClassifier {
     report: LoadReport,
 }
 
-/// A span of a text with its label.
-#[derive(Clone, Debug, PartialEq)]
+/// The entities of a text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Tagged {
+    /// The entities, in the order of the text.
+    pub entities: Vec<Entity>,
+}
+
+/// A part of a text with its label.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Entity {
-    /// The model's label. With every aggregation except [`Aggregation::None`], the part up to the
-    /// first `-`, such as `B-` or `I-`, is removed, as in transformers.
+    /// The model's label. With every aggregation except `none`, the part up to the first `-`, such as
+    /// `B-` or `I-`, is removed, as in transformers.
     pub label: String,
-    /// The probability of the label: the mean over the joined tokens or words.
-    pub score: f32,
-    /// The byte range of the entity in the text.
-    pub range: Range<usize>,
+    /// The part of the text. Its score is the probability of the label: the mean over the joined
+    /// tokens or words.
+    #[serde(flatten)]
+    pub span: Span,
+}
+
+parameters! {
+    /// The parameters of [`TokenClassifier`].
+    #[derive(Default)]
+    pub struct TokenClassifierParams {
+        /// How to join tokens into entities.
+        aggregation: Aggregation = ParameterKind::choice::<Aggregation>(),
+    }
 }
 
 crate::choices! {
@@ -77,8 +105,8 @@ crate::choices! {
 }
 
 /// A token or a word with its label and the label's probability.
-struct Labelled {
-    label: usize,
+struct Labelled<L> {
+    label: L,
     score: f32,
     range: Range<usize>,
 }
@@ -112,56 +140,70 @@ impl TokenClassifier {
         self.model.labels()
     }
 
-    /// The tokenizer.
-    pub fn tokenizer(&self) -> &TextTokenizer {
-        &self.tokenizer
-    }
-
-    /// The encoder below the head.
-    pub fn encoder(&self) -> &EncoderModel {
-        self.model.encoder()
-    }
-
-    /// The report on the loaded checkpoint.
-    pub fn report(&self) -> &LoadReport {
-        &self.report
-    }
-
     /// The entities of a text, in their order: all tokens or joined spans with a label other than
     /// `O`. A text longer than the model's maximum length is split into overlapping windows; each
     /// token is classified in the window where it has the most context on both sides.
     ///
     /// # Errors
-    /// The errors of [`Self::tokenize`], [`Self::scores`] and [`Self::entities`].
+    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text; the errors of
+    /// [`EncoderModel::forward_packed`]; [`Error::NonFiniteOutput`] for scores that are NaN or
+    /// infinite.
     pub fn classify(&self, text: &str, aggregation: Aggregation) -> Result<Vec<Entity>> {
-        let windows = self.tokenize(text)?;
-        let scores = windows.in_parts(|part| self.scores(part))?;
-        self.entities(&windows, &scores, aggregation)
+        let tagged = self.run(&[text], &TokenClassifierParams { aggregation })?.swap_remove(0);
+        Ok(tagged.entities)
+    }
+}
+
+impl Pipeline for TokenClassifier {
+    const TASK: &'static str = "token_classification";
+    const COMMAND: &'static str = "tag";
+    const ABOUT: &'static str = "Extract named entities (token classification)";
+    const EXAMPLE: Example = Example { parameters: &[], text: "Ada Lovelace lived in London." };
+    const MODEL: &'static str = "EncoderForTokenClassification";
+    const SPLITS_TEXTS: bool = true;
+
+    type Params = TokenClassifierParams;
+    type Context = TextWindows;
+    /// The probability of each label for each token, `(T, labels)` row after row.
+    type Values = Vec<f32>;
+    type Output = Tagged;
+
+    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+        Self::from_files(files, precision, device)
     }
 
-    /// The first step of [`Self::classify`]: splits a text into windows.
-    ///
-    /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text.
-    pub fn tokenize(&self, text: &str) -> Result<TextWindows> {
-        self.tokenizer.encode_text_windows(None, text, usize::MAX)
+    fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
     }
 
-    /// The number of tokens of all sequences of [`Self::tokenize`], for an estimate of their memory.
-    ///
-    /// # Errors
-    /// The errors of [`Self::tokenize`].
-    pub fn count_tokens(&self, text: &str) -> Result<usize> {
-        self.tokenizer.count_window_tokens(None, text, usize::MAX)
+    fn encoder(&self) -> &EncoderModel {
+        self.model.encoder()
     }
 
-    /// The second step of [`Self::classify`]: for each sequence, the probability of each label for
-    /// each of its tokens, `(T, labels)` row after row. The sequences may be those of several texts;
-    /// [`TextWindows::in_parts`] computes those of a long text in parts.
-    ///
-    /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`].
-    pub fn scores(&self, sequences: &[&Tokens]) -> Result<Vec<Vec<f32>>> {
+    fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    fn label_names(&self) -> &[String] {
+        self.labels().names()
+    }
+
+    fn size(&self, text: &str, _: &TokenClassifierParams) -> Result<TaskSize> {
+        let tokens = self.tokenizer.count_window_tokens(None, text, usize::MAX)?;
+        let bytes = WINDOW_TOKEN_BYTES + ENTITY_BYTES + 4 * self.labels().names().len();
+        Ok(TaskSize { bytes: bytes * tokens, values: 0 })
+    }
+
+    fn tokenize(
+        &self,
+        text: &str,
+        _: &TokenClassifierParams,
+    ) -> Result<TokenizedText<TextWindows>> {
+        let (sequences, context) = self.tokenizer.encode_text_windows(None, text, usize::MAX)?;
+        Ok(TokenizedText { sequences, context })
+    }
+
+    fn compute(&self, sequences: &[&Tokens], _: &TokenClassifierParams) -> Result<Vec<Vec<f32>>> {
         let batch = PackedBatch::of(sequences.iter().copied())?;
         if batch.tokens() == 0 {
             return Ok(vec![vec![]; sequences.len()]);
@@ -173,39 +215,45 @@ impl TokenClassifier {
         Ok(batch.offsets().windows(2).map(of).collect())
     }
 
-    /// The third step of [`Self::classify`]: joins tokens to entities. `scores` are those of the
-    /// windows' sequences.
-    ///
-    /// # Errors
-    /// [`Error::NonFiniteOutput`] for scores that are NaN or infinite.
-    /// # Panics
-    /// If the scores are not those of the windows.
-    pub fn entities(
+    fn finish(
         &self,
-        windows: &TextWindows,
-        scores: &[Vec<f32>],
-        aggregation: Aggregation,
-    ) -> Result<Vec<Entity>> {
+        text: &str,
+        windows: TextWindows,
+        values: Vec<Vec<f32>>,
+        params: &TokenClassifierParams,
+    ) -> Result<Tagged> {
         let names = self.labels().names();
         let row = |(window, position): (usize, usize)| {
-            &scores[window][position * names.len()..(position + 1) * names.len()]
+            &values[window][position * names.len()..(position + 1) * names.len()]
         };
         let rows: Vec<&[f32]> = windows.most_context().map(row).collect(); // one per token
         if !rows.iter().copied().flatten().all(|score| score.is_finite()) {
             return Err(Error::NonFiniteOutput);
         }
-        let labelled = aggregation.label(windows, &rows);
-        let entities = match aggregation {
-            Aggregation::None => labelled.into_iter().map(|one| one.entity(names)).collect(),
-            _ => joined(&labelled, names),
+        let labelled = params.aggregation.label(&windows, &rows);
+        let labelled = match params.aggregation {
+            Aggregation::None => {
+                let name = |Labelled { label, score, range }: Labelled<usize>| Labelled {
+                    label: names[label].clone(),
+                    score,
+                    range,
+                };
+                labelled.into_iter().map(name).collect()
+            }
+            _ => join(&labelled, names),
         };
-        Ok(entities.into_iter().filter(|entity| entity.label != OUTSIDE).collect())
+        let mut positions = CharacterPositions::new(text);
+        let entities = labelled.into_iter().filter(|one| one.label != OUTSIDE).map(|one| Entity {
+            label: one.label,
+            span: Span::new(&mut positions, one.score, one.range),
+        });
+        Ok(Tagged { entities: entities.collect() })
     }
 }
 
 impl Aggregation {
     /// The label of each token, or of each word.
-    fn label(self, windows: &TextWindows, scores: &[&[f32]]) -> Vec<Labelled> {
+    fn label(self, windows: &TextWindows, scores: &[&[f32]]) -> Vec<Labelled<usize>> {
         let labels = scores.first().map_or(0, |row| row.len());
         let mut labelled = vec![];
         let mut start = 0;
@@ -241,27 +289,20 @@ impl Aggregation {
     }
 }
 
-impl Labelled {
-    fn entity(&self, names: &[String]) -> Entity {
-        let label = names[self.label].clone();
-        Entity { label, score: self.score, range: self.range.clone() }
-    }
-}
-
 /// Joins adjacent tokens or words with the same kind of label.
-fn joined(labelled: &[Labelled], names: &[String]) -> Vec<Entity> {
+fn join(labelled: &[Labelled<usize>], names: &[String]) -> Vec<Labelled<String>> {
     let continued = labelled.chunk_by(|one, next| {
         let (_, kind) = split_label(&names[one.label]);
         let (starts, next_kind) = split_label(&names[next.label]);
         kind == next_kind && !starts
     });
-    let entities = continued.map(|parts| {
+    let joined = continued.map(|parts| {
         let name = &names[parts[0].label];
         let label = name.split_once('-').map_or(&name[..], |(_, kind)| kind).to_string();
         let score = parts.iter().map(|part| part.score).sum::<f32>() / parts.len() as f32;
-        Entity { label, score, range: parts[0].range.start..parts[parts.len() - 1].range.end }
+        Labelled { label, score, range: parts[0].range.start..parts[parts.len() - 1].range.end }
     });
-    entities.collect()
+    joined.collect()
 }
 
 /// Splits a label into whether it starts an entity (`B-`), and the kind of entity.

@@ -497,7 +497,7 @@ impl TextTokenizer {
         question: Option<&str>,
         text: &str,
         max_length: usize,
-    ) -> Result<TextWindows> {
+    ) -> Result<(Vec<Tokens>, TextWindows)> {
         let WindowSpace { question, room, overlap, .. } =
             self.window_space(question, max_length)?;
         let question_length = question.as_ref().map_or(0, Vec::len);
@@ -512,11 +512,22 @@ impl TextTokenizer {
             let special = joined.get_special_tokens_mask();
             let positions = (0..joined.len()).filter(|&position| special[position] == 0);
             let positions = positions.skip(question_length).take(own).collect();
-            Ok(Window { tokens: self.tokens(&joined), first, positions })
+            Ok((self.tokens(&joined), Window { first, positions }))
         };
         let windows = window_ranges(ids.len(), room, overlap, self.truncation_side);
-        let windows = windows.into_iter().map(window).collect::<Result<_>>()?;
-        Ok(TextWindows { windows, byte_ranges, words, continues_word })
+        let windows = windows.into_iter().map(window).collect::<Result<Vec<_>>>()?;
+        let (sequences, windows) = windows.into_iter().unzip();
+        Ok((sequences, TextWindows { windows, byte_ranges, words, continues_word }))
+    }
+
+    /// An upper bound of the size of the sequence of a text of `length` bytes that is truncated, with
+    /// a prompt and special tokens of at most 64 tokens.
+    pub fn sequence_size(&self, length: usize) -> usize {
+        /// Bytes of a sequence without its tokens, in a queue and with its values.
+        const SEQUENCE: usize = 256;
+        /// Bytes of the id and the type of a token.
+        const TOKEN: usize = 8;
+        SEQUENCE + TOKEN * self.max_seq_length.min(length + 64)
     }
 
     /// The number of tokens of all sequences of [`Self::encode_text_windows`], computed without

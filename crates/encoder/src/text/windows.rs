@@ -1,18 +1,16 @@
 //! The windows of a text: sequences within a model's maximum length that overlap, so that each token
 //! has context on both sides in some window.
 
-use std::{cmp::Reverse, mem::replace, ops::Range};
+use std::{cmp::Reverse, ops::Range};
 
 use tokenizers::TruncationDirection;
 
-use crate::{
-    Result, Tokens,
-    text::packing::{TOKEN_BUDGET, within_budget},
-};
+/// An upper bound of the size of a token in a [`TextWindows`] and in a sequence, in bytes: its id, its
+/// type, its position in the sequence, its range in the text and its word.
+pub(crate) const WINDOW_TOKEN_BYTES: usize = 64;
 
-/// A tokenized text, for a task on its tokens: the windows, and the byte range and the word of each
-/// token. From [`TokenClassifier::tokenize`](crate::TokenClassifier::tokenize) or
-/// [`QuestionAnswerer::tokenize`](crate::QuestionAnswerer::tokenize).
+/// The windows of a text for a task on its tokens: the byte range and the word of each token, and the
+/// position of each token in its sequences.
 #[derive(Clone, Debug)]
 pub struct TextWindows {
     pub(crate) windows: Vec<Window>,
@@ -25,10 +23,10 @@ pub struct TextWindows {
     pub(crate) continues_word: Vec<bool>,
 }
 
-/// A sequence: the question, if there is one, consecutive tokens of the text, and special tokens.
+/// The tokens of the text in a sequence, which also has the question, if there is one, and special
+/// tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
-    pub(crate) tokens: Tokens,
     /// The index of the window's first token among the tokens of the text.
     pub(crate) first: usize,
     /// For each token of the text that is in this window: its position in the sequence.
@@ -36,56 +34,6 @@ pub(crate) struct Window {
 }
 
 impl TextWindows {
-    /// The sequences of the windows. The task's second step computes the values of each, and the
-    /// last step takes these values in the same order.
-    pub fn sequences(&self) -> impl ExactSizeIterator<Item = &Tokens> {
-        self.windows.iter().map(|window| &window.tokens)
-    }
-
-    /// Removes the sequences, so that their memory can be returned before the task's last step.
-    pub fn take_sequences(&mut self) -> Vec<Tokens> {
-        let empty = || Tokens { input_ids: vec![], token_type_ids: vec![], truncated: 0 };
-        self.windows.iter_mut().map(|window| replace(&mut window.tokens, empty())).collect()
-    }
-
-    /// Calls `compute` for successive parts of the sequences, of at most 2,048 tokens or one
-    /// sequence, and returns the values of all sequences. Only the states of one part are in memory
-    /// at a time. `compute` can end the computation with an error.
-    ///
-    /// # Errors
-    /// The error of the first part for which `compute` fails.
-    /// # Examples
-    /// ```
-    /// use candle_core::Device;
-    /// use encoder::{Aggregation, Error, Precision, TokenClassifier};
-    ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "tests/golden/heads/tagger";
-    /// let model = TokenClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
-    /// let windows = model.tokenize(&"a cab x ".repeat(1000))?;
-    /// let mut parts = 0;
-    /// let values = windows.in_parts(|part| {
-    ///     parts += 1;
-    ///     model.scores(part)
-    /// })?;
-    /// assert_eq!((values.len(), parts), (windows.sequences().len(), 6));
-    /// assert!(matches!(windows.in_parts::<()>(|_| Err(Error::Stopped)), Err(Error::Stopped)));
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn in_parts<T>(
-        &self,
-        mut compute: impl FnMut(&[&Tokens]) -> Result<Vec<T>>,
-    ) -> Result<Vec<T>> {
-        let sequences: Vec<&Tokens> = self.sequences().collect();
-        let lengths: Vec<usize> = sequences.iter().map(|tokens| tokens.input_ids.len()).collect();
-        let order: Vec<usize> = (0..sequences.len()).collect();
-        let mut values = Vec::with_capacity(sequences.len());
-        for part in within_budget(&order, &lengths, TOKEN_BUDGET) {
-            values.extend(compute(&sequences[part[0]..part[0] + part.len()])?);
-        }
-        Ok(values)
-    }
-
     /// For each token of the text: the index of the window with the most context for the token, and
     /// the token's position in this window. The context is the number of tokens before the token or
     /// after it in the window, whichever is smaller.

@@ -11,10 +11,10 @@ use utoipa::ToSchema;
 use super::{check_count, check_response, nested::Nested, too_long};
 use crate::{
     Models,
-    engine::{Sequence, Target, Values, token_count},
+    engine::{Sequence, Target, token_count},
     failure::{Failure, Kind},
     memory::Share,
-    model::{Model, Task},
+    model::{EMBEDDING, Model},
     models::{Found, text_name},
 };
 
@@ -148,8 +148,8 @@ impl Options {
 
 /// The values of texts or pairs with their memory, their number of tokens, and the number of texts or
 /// pairs that were truncated.
-pub struct Outputs {
-    pub values: Values,
+pub struct Outputs<V> {
+    pub values: Vec<V>,
     pub tokens: usize,
     pub truncated: usize,
     pub memory: Share,
@@ -157,10 +157,7 @@ pub struct Outputs {
 
 /// The embedding model called `name`, or the first one if `name` is `None`.
 pub fn find(models: &Models, name: Option<&str>) -> Result<Found<Embedder>, Failure> {
-    models.find(name, "embedding", |task| match task {
-        Task::Embedding(embedder) => Some(embedder.clone()),
-        _ => None,
-    })
+    models.find(name, EMBEDDING, |_| true)
 }
 
 /// The vectors of texts.
@@ -169,7 +166,7 @@ pub async fn vectors(
     found: &Found<Embedder>,
     texts: TextsOrIds,
     options: Options,
-) -> Result<Outputs, Failure> {
+) -> Result<Outputs<Vec<f32>>, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
     let (field, dimension) = (options.field, embedder.dimension());
     let lengths = texts.lengths();
@@ -188,7 +185,7 @@ pub async fn states(
     found: &Found<Embedder>,
     texts: TextsOrIds,
     options: Options,
-) -> Result<Outputs, Failure> {
+) -> Result<Outputs<Vec<f32>>, Failure> {
     let field = options.field;
     check_count(models, texts.lengths().len(), field)?;
     let sequences = tokenize(models, &found.pipeline, texts, options).await;
@@ -204,23 +201,16 @@ pub async fn states(
 /// An upper bound of the memory of the sequences of texts that are truncated, in bytes. `lengths`
 /// are those of the texts in bytes.
 pub fn sequence_bytes(tokenizer: &TextTokenizer, lengths: impl Iterator<Item = usize>) -> usize {
-    /// Bytes of a sequence in the queue, without its tokens, and of its values in the response.
-    const SEQUENCE: usize = 256;
-    /// Bytes of the id and the type of a token.
-    const TOKEN: usize = 8;
-    /// Number of tokens of a prompt and special tokens.
-    const MORE: usize = 64;
-    let max = tokenizer.max_seq_length();
-    lengths.map(|length| SEQUENCE + TOKEN * max.min(length + MORE)).sum()
+    lengths.map(|length| tokenizer.sequence_size(length)).sum()
 }
 
 /// Computes sequences on the engine. `memory` is that of the sequences and their values.
-pub async fn compute(
+pub async fn compute<V: 'static>(
     models: &Models,
-    target: Target,
+    target: Target<V>,
     sequences: Vec<Sequence>,
     memory: Share,
-) -> Result<Outputs, Failure> {
+) -> Result<Outputs<V>, Failure> {
     let tokens = token_count(&sequences);
     let truncated = sequences.iter().filter(|sequence| sequence.tokens.truncated > 0).count();
     let values = models.engine().compute(target, sequences).await?;
@@ -351,5 +341,5 @@ pub fn sequences(
 
 /// The width of the hidden states.
 pub fn hidden_size(model: &Model) -> usize {
-    model.task().encoder().config().hidden_size
+    model.task().encoder.config().hidden_size
 }

@@ -1,5 +1,6 @@
 //! The routes: one file per interface.
 
+mod attention;
 mod cohere;
 mod embedding;
 pub(crate) mod fields;
@@ -101,18 +102,14 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .routes(routes!(tei::decode))
         .routes(routes!(cohere::rerank_v1))
         .routes(routes!(cohere::rerank_v2))
-        .routes(routes!(tasks::classify))
-        .routes(routes!(tasks::tag))
-        .routes(routes!(tasks::answer_question))
-        .routes(routes!(tasks::fill_mask))
-        .routes(routes!(tasks::attention))
+        .routes(routes!(attention::attention))
         .routes(routes!(service::info))
         .routes(routes!(service::live))
         .routes(routes!(service::health))
         .routes(routes!(service::ping))
         .routes(routes!(service::invocations))
         .routes(routes!(service::metrics));
-    let (router, mut document) = routes.split_for_parts();
+    let (router, mut document) = tasks::add_routes(routes).split_for_parts();
     if !api_keys.is_empty() {
         let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
         document.components.get_or_insert_default().add_security_scheme("api_key", bearer);

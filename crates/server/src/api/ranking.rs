@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use encoder::{Prompt, TextClassifier, Tokens};
+use encoder::{Pipeline, Prompt, TextClassifier, Tokens};
 
 use super::{
     check_count, check_size,
@@ -13,7 +13,6 @@ use crate::{
     Models,
     failure::{Failure, Kind},
     memory::Share,
-    model::Task,
     models::{Found, Text},
 };
 
@@ -28,21 +27,14 @@ pub struct DocumentScores {
 
 /// The sequence classifier called `name`, or the first one if `name` is `None`.
 pub fn find(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>, Failure> {
-    models.find(name, "sequence_classification", |task| match task {
-        Task::SequenceClassification(classifier) => Some(classifier.clone()),
-        _ => None,
-    })
+    models.find(name, TextClassifier::TASK, |_| true)
 }
 
 /// The model called `name`, which must be a sequence classifier with exactly one label; if `name`
 /// is `None`, the first such model.
 pub fn find_ranker(models: &Models, name: Option<&str>) -> Result<Found<TextClassifier>, Failure> {
-    models.find(name, "ranking (sequence classification with one label)", |task| match task {
-        Task::SequenceClassification(classifier) if classifier.labels().names().len() == 1 => {
-            Some(classifier.clone())
-        }
-        _ => None,
-    })
+    let task = "ranking (sequence classification with one label)";
+    models.find(name, task, |classifier: &TextClassifier| classifier.label_names().len() == 1)
 }
 
 /// The relevance of each document to the query: scores, or logits if `raw` is true.
@@ -75,7 +67,7 @@ pub async fn logits<I: Text>(
     more: usize,
     options: Options,
     tokenize: impl Fn(&TextClassifier, &[I]) -> Result<Vec<Tokens>, Failure> + Send + Sync + 'static,
-) -> Result<Outputs, Failure> {
+) -> Result<Outputs<Vec<f32>>, Failure> {
     let Options { truncate, truncation_direction, name_of, field, .. } = options;
     let classifier = match truncation_direction {
         None => found.pipeline.clone(),
@@ -93,7 +85,8 @@ pub async fn logits<I: Text>(
     let tokens = models.tokenize(tokenizer, texts, more, name_of, tokenize).await?;
     let tokens = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
     let sequences = sequences(tokens, truncate, name_of)?;
-    compute(models, found.model.head(found.pipeline.clone()), sequences, memory).await
+    compute(models, found.model.values(found.pipeline.clone(), Arc::default()), sequences, memory)
+        .await
 }
 
 /// The indices of `scores`, by descending score. The indices of equal scores keep their order.

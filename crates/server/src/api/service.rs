@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
-use encoder::Labels;
+use encoder::{Embedder, TextClassifier};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -16,7 +16,7 @@ use crate::{
     Models,
     failure::{Failure, Kind, TeiFailures, json_response},
     input::Partial,
-    model::{Model, Task},
+    model::Model,
 };
 
 #[derive(Serialize, ToSchema)]
@@ -54,8 +54,8 @@ struct LabelMaps {
 }
 
 impl LabelMaps {
-    fn new(labels: &Labels) -> Self {
-        let names = labels.names().iter().cloned().enumerate();
+    fn new(labels: &[String]) -> Self {
+        let names = labels.iter().cloned().enumerate();
         Self {
             id2label: names.clone().collect(),
             label2id: names.map(|(id, name)| (name, id)).collect(),
@@ -85,33 +85,26 @@ struct ModelInfo {
 
 impl ModelType {
     fn new(model: &Model) -> Self {
-        match model.task() {
-            Task::Embedding(embedder) => Self::Embedding { dimension: embedder.dimension() },
-            Task::SequenceClassification(classifier) => {
-                let maps = LabelMaps::new(classifier.labels());
-                match maps.id2label.len() {
-                    1 => Self::Reranker(maps),
-                    _ => Self::Classifier(maps),
-                }
-            }
-            _ => Self::Other { task: model.task_name() },
+        if let Some(dimension) = model.dimension() {
+            return Self::Embedding { dimension };
+        }
+        match (model.task().pipeline::<TextClassifier>(), &model.task().labels[..]) {
+            (Some(_), [label]) => Self::Reranker(LabelMaps::new(std::slice::from_ref(label))),
+            (Some(_), labels) => Self::Classifier(LabelMaps::new(labels)),
+            (None, _) => Self::Other { task: model.task_name() },
         }
     }
 }
 
 impl ModelInfo {
     fn new(name: &str, model: &Model) -> Self {
-        let labels = match model.task() {
-            Task::SequenceClassification(classifier) => Some(classifier.labels()),
-            Task::TokenClassification(classifier) => Some(classifier.labels()),
-            _ => None,
-        };
-        let prompts = match model.task() {
-            Task::Embedding(embedder) => embedder.prompt_names().map(String::from).collect(),
-            Task::SequenceClassification(classifier) => {
-                classifier.prompt_names().map(String::from).collect()
-            }
-            _ => vec![],
+        let task = model.task();
+        let prompts = if let Some(embedder) = task.pipeline::<Embedder>() {
+            embedder.prompt_names().map(String::from).collect()
+        } else if let Some(classifier) = task.pipeline::<TextClassifier>() {
+            classifier.prompt_names().map(String::from).collect()
+        } else {
+            vec![]
         };
         Self {
             name: name.to_string(),
@@ -120,7 +113,7 @@ impl ModelInfo {
             hidden_size: hidden_size(model),
             dimension: model.dimension(),
             max_input_length: model.max_input_length(),
-            labels: labels.map(|labels| labels.names().to_vec()),
+            labels: (!task.labels.is_empty()).then(|| task.labels.clone()),
             prompts,
             created: model.created(),
         }

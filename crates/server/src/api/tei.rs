@@ -11,7 +11,9 @@ use std::{
 };
 
 use axum::{extract::State, response::Response};
-use encoder::{LogitActivation, Piece, Prompt, TextClassifier, TextTokenizer, Tokens};
+use encoder::{
+    Embedder, LogitActivation, Piece, Pipeline, Prompt, TextClassifier, TextTokenizer, Tokens,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -26,10 +28,9 @@ use super::{
 };
 use crate::{
     Models,
-    engine::Values,
     failure::{Failure, Kind, TeiFailures},
     input::{FieldType, Input, Partial},
-    model::Task,
+    model::{EMBEDDING, Task},
     models::text_name,
     responses::Computed,
     sending::{elements, nested_elements},
@@ -314,7 +315,7 @@ pub async fn predict(
     let pairs = Arc::new(pairs);
     let logits = ranking::logits(&models, &found, pairs, 0, options, tokenize_mixed);
     let Outputs { values: logits, tokens, truncated, memory } = logits.await?;
-    let scores: Values = match function {
+    let scores: Vec<Vec<f32>> = match function {
         Some(function) => logits.into_iter().map(|logits| function.apply(logits)).collect(),
         None => found.pipeline.label_scores(logits),
     };
@@ -346,7 +347,7 @@ fn tokenize_mixed(classifier: &TextClassifier, pairs: &[Pair]) -> Result<Vec<Tok
         .iter()
         .filter_map(|(first, second)| Some((first.as_str(), second.as_deref()?)))
         .collect();
-    let mut of_texts = classifier.tokenize(&texts)?.into_iter();
+    let mut of_texts = classifier.tokenize_texts(&texts)?.into_iter();
     // A model with a chat template refuses pairs, even an empty list.
     let mut of_pairs = match pairs_only.is_empty() {
         true => vec![].into_iter(),
@@ -628,14 +629,14 @@ const MAX_TOKENS: usize = 1 << 20;
 
 /// The text of the model's prompt called `name`; empty if `name` is `None`.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
-    let prompt = name.map_or(Prompt::None, Prompt::Named);
-    let text = match (task, name) {
-        (Task::Embedding(embedder), _) => embedder.prompt_text(prompt),
-        (Task::SequenceClassification(classifier), _) => classifier.prompt_text(prompt),
-        (_, None) => Ok(""),
-        (_, Some(got)) => Err(encoder::Error::NoPrompt { got: got.to_string(), known: vec![] }),
-    };
-    Ok(text?.to_string())
+    let Some(name) = name else { return Ok(String::new()) };
+    if let Some(embedder) = task.pipeline::<Embedder>() {
+        return Ok(embedder.prompt_text(Prompt::Named(name))?.to_string());
+    }
+    if let Some(classifier) = task.pipeline::<TextClassifier>() {
+        return Ok(classifier.prompt_text(Prompt::Named(name))?.to_string());
+    }
+    Err(encoder::Error::NoPrompt { got: name.to_string(), known: vec![] }.into())
 }
 
 /// A text with its tokens, which take less memory than [`SimpleToken`]s.
@@ -799,29 +800,28 @@ pub async fn any(
     let (has_object, has_query) = (*inputs == FieldType::Object, *query != FieldType::Null);
     // Without the field `model`, the route that is called would choose its own default model.
     let own_name = Some(name.clone());
-    match model.task() {
-        Task::Embedding(_) if has_object => {
+    match model.task_name() {
+        EMBEDDING if has_object => {
             let mut request: Input<SimilarityRequest> = request.parse()?;
             request.value.model = own_name;
             similarity(State(models), request).await
         }
-        Task::Embedding(_) => {
+        EMBEDDING => {
             let mut request: Input<EmbedRequest> = request.parse()?;
             request.value.model = own_name;
             embed(State(models), request).await
         }
-        Task::SequenceClassification(_) if has_query => {
+        TextClassifier::TASK if has_query => {
             let mut request: Input<RankRequest> = request.parse()?;
             request.value.model = own_name;
             rerank(State(models), request).await
         }
-        Task::SequenceClassification(_) => {
+        TextClassifier::TASK => {
             let mut request: Input<PredictRequest> = request.parse()?;
             request.value.model = own_name;
             predict(State(models), request).await
         }
-        _ => {
-            let task = model.task_name();
+        task => {
             let message = format!(
                 "model {name:?} is for {task}, which POST / does not serve: use the route of this \
                  task; see /docs"

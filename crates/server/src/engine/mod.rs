@@ -19,8 +19,8 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use queue::{Batch, Call, Item, Queue, SpeedKey};
-pub use queue::{Compute, Key, KeyKind, Sequence, Target, Values, token_count};
+use queue::{Batch, Call, Item, Queue, SpeedKey, UntypedTarget};
+pub use queue::{Compute, Key, KeyKind, Sequence, Target, token_count};
 
 use crate::{
     Limits,
@@ -71,14 +71,13 @@ impl Engine {
     /// If the future is dropped, the sequences that are not computed yet are removed.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if the request would wait too long; [`Kind::Backend`] if a value is NaN
-    /// or infinite; [`Kind::Internal`] if the computation panics; the errors of
-    /// [`Compute::compute`].
-    pub async fn compute(
+    /// [`Kind::Overloaded`] if the request would wait too long; [`Kind::Internal`] if the computation
+    /// panics; the errors of [`Compute::compute`].
+    pub async fn compute<V: 'static>(
         &self,
-        target: Target,
+        target: Target<V>,
         sequences: Vec<Sequence>,
-    ) -> Result<Values, Failure> {
+    ) -> Result<Vec<V>, Failure> {
         if sequences.is_empty() {
             return Ok(vec![]);
         }
@@ -87,13 +86,16 @@ impl Engine {
         let (reply, received) = oneshot::channel();
         {
             let mut state = self.shared.admit(tokens)?;
-            state.queue.push(target, sequences, reply);
+            state.queue.push(target.untyped, sequences, reply);
             self.shared.set_queue_metrics(&state);
         }
         self.shared.wake.notify_one();
         let values = received.await.unwrap_or_else(|_| Err(stopped()));
         self.observe(start);
-        values
+        let typed = |values: Box<dyn Any + Send>| {
+            *values.downcast().expect("the computation of a target has the target's type of values")
+        };
+        Ok(values?.into_iter().map(typed).collect())
     }
 
     /// Copies measured speeds to models that are loaded again. Each pair has the number of an old
@@ -308,10 +310,10 @@ impl Shared {
 
 /// Computes a batch. If the batch fails, each sequence is computed alone, so that only the
 /// sequences at fault fail.
-fn compute(target: &Target, items: Vec<Item>) {
+fn compute(target: &UntypedTarget, items: Vec<Item>) {
     let compute = |items: &[Item]| {
         let sequences: Vec<&Sequence> = items.iter().map(|item| &item.sequence).collect();
-        let result = catch_unwind(AssertUnwindSafe(|| target.compute.compute(&sequences)));
+        let result = catch_unwind(AssertUnwindSafe(|| target.compute.compute_any(&sequences)));
         match result {
             Ok(values) => values.map_err(Failure::from),
             Err(panic) => Err(panicked(&*panic)),
@@ -320,24 +322,16 @@ fn compute(target: &Target, items: Vec<Item>) {
     match compute(&items) {
         Ok(values) => {
             for (item, values) in items.iter().zip(values) {
-                item.progress.finish(item.index, finite(values));
+                item.progress.finish(item.index, Ok(values));
             }
         }
         Err(failure) if items.len() == 1 => items[0].progress.finish(items[0].index, Err(failure)),
         Err(_) => {
             for item in items.chunks(1) {
                 let values = compute(item).map(|mut values| values.swap_remove(0));
-                item[0].progress.finish(item[0].index, values.and_then(finite));
+                item[0].progress.finish(item[0].index, values);
             }
         }
-    }
-}
-
-/// Returns the values, or an error if one is NaN or infinite, which JSON cannot represent.
-fn finite(values: Vec<f32>) -> Result<Vec<f32>, Failure> {
-    match values.iter().all(|value| value.is_finite()) {
-        true => Ok(values),
-        false => Err(encoder::Error::NonFiniteOutput.into()),
     }
 }
 
@@ -363,7 +357,9 @@ mod tests {
     struct Picky;
 
     impl Compute for Picky {
-        fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
+        type Values = Vec<f32>;
+
+        fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>> {
             let values = |sequence: &&Sequence| match sequence.tokens.input_ids[0] {
                 1 => Err(encoder::Error::NonFiniteOutput),
                 2 => panic!("token 2"),
@@ -378,8 +374,8 @@ mod tests {
         Sequence { tokens, prompt: 0 }
     }
 
-    fn target() -> Target {
-        Target { key: Key { model: 0, kind: KeyKind::Head }, compute: Arc::new(Picky) }
+    fn target() -> Target<Vec<f32>> {
+        Target::new(Key { model: 0, kind: KeyKind::Task { batch_key: 0 } }, Picky)
     }
 
     fn engine(limits: Limits) -> Engine {

@@ -1,7 +1,9 @@
 //! The requests that wait for the engine, and the choice of the next batch.
 
 use std::{
+    any::Any,
     collections::VecDeque,
+    marker::PhantomData,
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
@@ -33,15 +35,48 @@ pub fn token_count(sequences: &[Sequence]) -> usize {
 
 /// A computation on packed sequences.
 pub trait Compute: Send + Sync {
+    /// The values of a sequence.
+    type Values: Send + 'static;
+
     /// The values of each sequence.
-    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>>;
+    ///
+    /// # Errors
+    /// The error of a sequence; then each sequence is computed alone.
+    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Self::Values>>;
 }
 
-/// The computation of a request's sequences. Sequences with equal keys are computed together.
+/// The values of a sequence, of the type [`Compute::Values`] of its request.
+pub type AnyValues = Box<dyn Any + Send>;
+
+/// A [`Compute`] without its type of values.
+pub trait ComputeAny: Send + Sync {
+    fn compute_any(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<AnyValues>>;
+}
+
+impl<C: Compute> ComputeAny for C {
+    fn compute_any(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<AnyValues>> {
+        let values = self.compute(sequences)?.into_iter();
+        Ok(values.map(|values| Box::new(values) as AnyValues).collect())
+    }
+}
+
+/// The computation of a request's sequences to values of type `V`.
+pub struct Target<V> {
+    pub untyped: UntypedTarget,
+    values: PhantomData<fn() -> V>,
+}
+
+impl<V: Send + 'static> Target<V> {
+    pub fn new(key: Key, compute: impl Compute<Values = V> + 'static) -> Self {
+        Self { untyped: UntypedTarget { key, compute: Arc::new(compute) }, values: PhantomData }
+    }
+}
+
+/// A [`Target`] without its type of values. Sequences with equal keys are computed together.
 #[derive(Clone)]
-pub struct Target {
+pub struct UntypedTarget {
     pub key: Key,
-    pub compute: Arc<dyn Compute>,
+    pub compute: Arc<dyn ComputeAny>,
 }
 
 /// Key of a measured speed: a model, and whether the speed is that of its batches or of its
@@ -67,27 +102,27 @@ pub enum KeyKind {
     Vectors { dimension: usize, normalize: Option<bool> },
     /// The last hidden states.
     States,
-    /// The values of the head of the model's task.
-    Head,
+    /// The values of the model's task, with this [`encoder::Pipeline::batch_key`].
+    Task { batch_key: usize },
 }
 
-/// The values of each sequence of a request.
-pub type Values = Vec<Vec<f32>>;
+/// Receives the values of each sequence of a request.
+pub type Reply = oneshot::Sender<Result<Vec<AnyValues>, Failure>>;
 
 /// The results of a request whose sequences may be in several batches.
 pub struct Progress(Mutex<Inner>);
 
 struct Inner {
-    values: Values,
+    values: Vec<Option<AnyValues>>,
     /// Number of sequences that have no values yet.
     left: usize,
     /// `None` after the request is answered.
-    reply: Option<oneshot::Sender<Result<Values, Failure>>>,
+    reply: Option<Reply>,
 }
 
 impl Progress {
-    fn new(sequences: usize, reply: oneshot::Sender<Result<Values, Failure>>) -> Self {
-        let values = vec![vec![]; sequences];
+    fn new(sequences: usize, reply: Reply) -> Self {
+        let values = (0..sequences).map(|_| None).collect();
         Self(Mutex::new(Inner { values, left: sequences, reply: Some(reply) }))
     }
 
@@ -98,16 +133,16 @@ impl Progress {
     }
 
     /// Stores the values of a sequence. The last sequence, or a failure, answers the request.
-    pub fn finish(&self, index: usize, values: Result<Vec<f32>, Failure>) {
+    pub fn finish(&self, index: usize, values: Result<AnyValues, Failure>) {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let result = match values {
             Ok(values) => {
-                inner.values[index] = values;
+                inner.values[index] = Some(values);
                 inner.left -= 1;
                 if inner.left > 0 {
                     return;
                 }
-                Ok(std::mem::take(&mut inner.values))
+                Ok(std::mem::take(&mut inner.values).into_iter().flatten().collect())
             }
             Err(failure) => Err(failure),
         };
@@ -138,7 +173,7 @@ pub type IsAbandoned = Box<dyn Fn() -> bool + Send>;
 
 /// The next computation.
 pub enum Batch {
-    Sequences(Target, Vec<Item>),
+    Sequences(UntypedTarget, Vec<Item>),
     Call { model: u64, call: Call },
 }
 
@@ -150,7 +185,7 @@ struct Request {
 }
 
 enum Work {
-    Sequences { target: Target, items: VecDeque<Item> },
+    Sequences { target: UntypedTarget, items: VecDeque<Item> },
     Calls { model: u64, calls: VecDeque<Call>, is_abandoned: IsAbandoned },
 }
 
@@ -193,12 +228,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub fn push(
-        &mut self,
-        target: Target,
-        sequences: Vec<Sequence>,
-        reply: oneshot::Sender<Result<Values, Failure>>,
-    ) {
+    pub fn push(&mut self, target: UntypedTarget, sequences: Vec<Sequence>, reply: Reply) {
         let progress = Arc::new(Progress::new(sequences.len(), reply));
         let tokens = token_count(&sequences);
         let item = |(index, sequence)| Item { sequence, index, progress: progress.clone() };
@@ -327,13 +357,15 @@ mod tests {
     struct Lengths;
 
     impl Compute for Lengths {
-        fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Values> {
-            Ok(sequences.iter().map(|s| vec![s.tokens.input_ids.len() as f32]).collect())
+        type Values = Vec<f32>;
+
+        fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>> {
+            Ok(sequences.iter().map(|sequence| vec![sequence.length() as f32]).collect())
         }
     }
 
-    fn target(model: u64) -> Target {
-        Target { key: Key { model, kind: KeyKind::Head }, compute: Arc::new(Lengths) }
+    fn target(model: u64) -> UntypedTarget {
+        Target::new(Key { model, kind: KeyKind::Task { batch_key: 0 } }, Lengths).untyped
     }
 
     /// A request of sequences with these lengths. Each token id is the request's number.
@@ -342,7 +374,7 @@ mod tests {
         model: u64,
         request: u32,
         lengths: &[usize],
-    ) -> oneshot::Receiver<Result<Values, Failure>> {
+    ) -> oneshot::Receiver<Result<Vec<AnyValues>, Failure>> {
         let sequence = |&length: &usize| Sequence {
             tokens: Tokens {
                 input_ids: vec![request; length],
