@@ -40,18 +40,16 @@ pub struct Embedder {
 
 fn load(
     files: &ModelFiles,
-    precision: encoder::Precision,
+    options: &encoder::LoadOptions,
     pooling: &[String],
     token_budget: Option<usize>,
 ) -> PyResult<encoder::Embedder> {
-    let device = &candle_core::Device::Cpu;
     let modes: Result<Vec<PoolingMode>, String> = pooling.iter().map(|mode| mode.parse()).collect();
     let modes = modes.map_err(PyValueError::new_err)?;
     let embedder = match &modes[..] {
-        [] => encoder::Embedder::from_files(files, precision, device),
-        modes => Pooling::new(modes).and_then(|pooling| {
-            encoder::Embedder::from_transformer(files, pooling, precision, device)
-        }),
+        [] => encoder::Embedder::from_files(files, options),
+        modes => Pooling::new(modes)
+            .and_then(|pooling| encoder::Embedder::from_transformer(files, pooling, options)),
     };
     let embedder = embedder.map_err(error)?;
     Ok(match token_budget {
@@ -71,9 +69,9 @@ impl Embedder {
         token_budget: Option<usize>,
         threads: Option<usize>,
     ) -> PyResult<Self> {
-        let (precision, pool) = (model::precision(precision)?, Pool::new(py, threads)?);
+        let (options, pool) = (model::options(precision)?, Pool::new(py, threads)?);
         let embedder = pool.run(py, None, move |watch| {
-            let part = || load(&model::open(&model)?, precision, &pooling, token_budget);
+            let part = || load(&model::open(&model)?, &options, &pooling, token_budget);
             watch.compute(part).map_err(error)?
         })?;
         Ok(Self { embedder: Arc::new(embedder), pool })

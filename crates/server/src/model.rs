@@ -9,10 +9,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use encoder::{
-    AttentionReader, Embedder, EncoderModel, Inspection, MaskFiller, ModelFiles, PackedBatch,
-    Pooling, Precision, QuestionAnswerer, TextClassifier, TextTokenizer, TokenClassifier, Tokens,
+    AttentionReader, Embedder, EncoderModel, Inspection, LoadOptions, MaskFiller, ModelFiles,
+    PackedBatch, Pooling, Precision, QuestionAnswerer, TextClassifier, TextTokenizer,
+    TokenClassifier, Tokens,
 };
 
 use crate::engine::{Compute, Key, KeyKind, Sequence, Target, Values};
@@ -21,13 +22,12 @@ use crate::engine::{Compute, Key, KeyKind, Sequence, Target, Values};
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
-/// use encoder::{ModelFiles, Precision};
+/// use encoder::{LoadOptions, ModelFiles};
 /// use server::Model;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
-/// let model = Model::from_files(&files, None, Precision::F32, &Device::Cpu)?;
+/// let model = Model::from_files(&files, None, &LoadOptions::default())?;
 /// assert_eq!((model.task_name(), model.max_input_length()), ("embedding", 256));
 /// # Ok::<(), server::Error>(())
 /// ```
@@ -107,14 +107,14 @@ impl Model {
     pub fn from_files(
         files: &ModelFiles,
         pooling: Option<Pooling>,
-        precision: Precision,
-        device: &Device,
+        options: &LoadOptions,
     ) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let task = Task::from_files(files, pooling, precision, device)?;
+        let task = Task::from_files(files, pooling, options)?;
         let attention =
             AttentionReader::from_encoder(task.encoder().clone(), task.tokenizer().clone());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let precision = options.precision;
         Ok(Self { number, task, attention, precision, created: SystemTime::now() })
     }
 
@@ -205,11 +205,10 @@ impl Task {
     fn from_files(
         files: &ModelFiles,
         pooling: Option<Pooling>,
-        precision: Precision,
-        device: &Device,
+        options: &LoadOptions,
     ) -> Result<Self, Error> {
         if let Some(pooling) = pooling {
-            let embedder = Embedder::from_transformer(files, pooling, precision, device)?;
+            let embedder = Embedder::from_transformer(files, pooling, options)?;
             return Ok(Self::Embedding(Arc::new(embedder)));
         }
         let Inspection { runs_as, mut problems, weights, .. } = Inspection::new(files);
@@ -219,18 +218,18 @@ impl Task {
         }
         let has = |class: &str| runs_as.contains(&class);
         Ok(if has("Embedder") {
-            Self::Embedding(Arc::new(Embedder::from_files(files, precision, device)?))
+            Self::Embedding(Arc::new(Embedder::from_files(files, options)?))
         } else if has("EncoderForSequenceClassification") {
-            let classifier = TextClassifier::from_files(files, precision, device)?;
+            let classifier = TextClassifier::from_files(files, options)?;
             Self::SequenceClassification(Arc::new(classifier))
         } else if has("EncoderForTokenClassification") {
-            let classifier = TokenClassifier::from_files(files, precision, device)?;
+            let classifier = TokenClassifier::from_files(files, options)?;
             Self::TokenClassification(Arc::new(classifier))
         } else if has("EncoderForQuestionAnswering") {
-            let answerer = QuestionAnswerer::from_files(files, precision, device)?;
+            let answerer = QuestionAnswerer::from_files(files, options)?;
             Self::QuestionAnswering(Arc::new(answerer))
         } else if has("EncoderForMaskedLm") {
-            Self::FillMask(Arc::new(MaskFiller::from_files(files, precision, device)?))
+            Self::FillMask(Arc::new(MaskFiller::from_files(files, options)?))
         } else {
             return Err(match problems.is_empty() {
                 true => Error::NoTask { found: runs_as.join(", ") },

@@ -56,12 +56,11 @@ impl TextWindows {
     /// The error of the first part for which `compute` fails.
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{Aggregation, Error, Precision, TokenClassifier};
+    /// use encoder::{Aggregation, Error, LoadOptions, TokenClassifier};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "tests/golden/heads/tagger";
-    /// let model = TokenClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let model = TokenClassifier::from_dir(dir, &LoadOptions::default())?;
     /// let windows = model.tokenize(&"a cab x ".repeat(1000))?;
     /// let mut parts = 0;
     /// let values = windows.in_parts(|part| {
