@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::LazyLock};
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use divan::{Bencher, black_box, counter::ItemsCount};
-use encoder::{BertConfig, Embedder, EncoderModel, PackedBatch, Precision};
+use encoder::{BertConfig, Embedder, EncoderModel, LoadOptions, PackedBatch, Precision};
 use mha::Init;
 use mha_kernels::Isa;
 
@@ -80,7 +80,8 @@ fn bert_base_int8(bencher: Bencher, size: (usize, usize)) {
 #[divan::bench(args = PRECISIONS)]
 fn minilm(bencher: Bencher, precision: Precision) {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/all-MiniLM-L6-v2");
-    let embedder = Embedder::from_dir(dir, precision, &Cpu).expect("the model loads");
+    let embedder = Embedder::from_dir(dir, &LoadOptions::default().with_precision(precision))
+        .expect("the model loads");
     let texts: Vec<&str> = include_str!("../tests/golden/sentences.txt").lines().collect();
     let run = || embedder.embed(black_box(&texts)).expect("the texts have tokens");
     assert_finite(&run(), [texts.len(), embedder.dimension()]);

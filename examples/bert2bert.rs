@@ -9,7 +9,7 @@ use std::{ops::ControlFlow, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{Device::Cpu, Tensor};
-use encoder::{EncoderDecoder, GenerateConfig, ModelFiles, Precision, Strategy, TextTokenizer};
+use encoder::{EncoderDecoder, GenerateConfig, LoadOptions, ModelFiles, Strategy, TextTokenizer};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -20,7 +20,7 @@ fn main() -> Result<()> {
         "{folder} not found: expected the folder of an encoder-decoder; \
          `cargo run --release --example sort_digits` creates target/sort_digits"
     );
-    let (model, report) = EncoderDecoder::from_dir(&folder, Precision::F32, &Cpu)?;
+    let (model, report) = EncoderDecoder::from_dir(&folder, &LoadOptions::default())?;
     println!("{report}");
 
     let files = ModelFiles::dir(&folder)?;

@@ -7,13 +7,13 @@
 use anyhow::Result;
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use encoder::{BertConfig, EncoderModel, Precision};
+use encoder::{BertConfig, EncoderModel, LoadOptions};
 use mha::AttentionMask;
 
 fn main() -> Result<()> {
     let model = match std::env::args().nth(1) {
         Some(folder) => {
-            let (model, report) = EncoderModel::from_dir(folder, Precision::F32, &Cpu)?;
+            let (model, report) = EncoderModel::from_dir(folder, &LoadOptions::default())?;
             println!("{report}");
             model
         }

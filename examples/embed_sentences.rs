@@ -1,12 +1,11 @@
 //! Embeds sentences and compares them: `cargo run --release --example embed_sentences`.
 
 use anyhow::Result;
-use candle_core::Device;
-use encoder::{Embedder, Precision};
+use encoder::{Embedder, LoadOptions};
 
 fn main() -> Result<()> {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/weights/all-MiniLM-L6-v2");
-    let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     println!("{}\n", embedder.report());
 
     let sentences = [

@@ -7,7 +7,7 @@ use std::{
 
 use assert_cmd::{assert::Assert, cargo::cargo_bin_cmd};
 use candle_core::Device;
-use encoder::{Embedder, Precision};
+use encoder::{Embedder, LoadOptions};
 
 use crate::support::{MINILM, golden, golden_copy};
 
@@ -52,7 +52,7 @@ fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
         stdout(encodle(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());
     let texts = ["I love AI", "", "\"quoted\""];
     let expected: Vec<Vec<f32>> =
-        Embedder::from_dir(MINILM, Precision::F32, &Device::Cpu)?.embed(&texts)?.to_vec2()?;
+        Embedder::from_dir(MINILM, &LoadOptions::default())?.embed(&texts)?.to_vec2()?;
     assert_eq!(output.lines().count(), 3);
     for ((line, text), expected) in output.lines().zip(texts).zip(expected) {
         assert!(line.starts_with("{\"text\":"), "{line}");
@@ -298,7 +298,7 @@ fn cosines_of_a_model_trained_for_another_similarity_print_a_warning() -> anyhow
         std::fs::write(&settings, format!(r#"{{"similarity_fn_name": "{name}"}}"#))?;
         let warning = stderr(encodle(&["similarity", "--model", model, "a", "b"], b"").success());
         assert_eq!(warning, format!("encodle: the model's similarity_fn_name {expected}"));
-        let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+        let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
         assert_eq!(embedder.similarity_fn_name(), if name == "dot" { name } else { "cosine" });
     }
     let quiet = encodle(&["embed", "--model", model, "a"], b"").success();

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{
     BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderForMaskedLm,
-    EncoderForSequenceClassification, EncoderModel, PackedBatch, Precision,
+    EncoderForSequenceClassification, EncoderModel, LoadOptions, PackedBatch, Precision,
 };
 use mha::{AttentionMask, ComputeType, Init, Linear, scaled_dot_product_attention as attend};
 
@@ -21,6 +21,10 @@ type Result<T = ()> = anyhow::Result<T>;
 
 const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::F16, Precision::Bf16];
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+fn options(precision: Precision, device: &Device) -> LoadOptions {
+    LoadOptions::default().with_precision(precision).with_device(device)
+}
 
 fn gpu() -> Option<Device> {
     let device = Device::new_cuda(0);
@@ -89,7 +93,7 @@ fn hidden_states_match_the_cpu() -> Result {
     let ids = Tensor::new(&[[7u32, 50, 100, 3, 9], [1, 2, 3, 4, 5], [8, 9, 0, 0, 0]], &Cpu)?;
     let padding = Tensor::new(&[[1u8, 1, 1, 1, 1], [0; 5], [1, 1, 0, 0, 0]], &Cpu)?;
     let run = |precision, device: &Device| -> Result<[Tensor; 2]> {
-        let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), precision, device)?;
+        let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), &options(precision, device))?;
         let mask = AttentionMask::none().with_padding(&padding)?;
         let (ids, mask) = (ids.to_device(device)?, &mask);
         let (out, all) = model.forward_all(&ids, None, mask)?;
@@ -116,7 +120,7 @@ fn packed_sequences_match_the_cpu() -> Result {
         batch.push(&ids, &vec![0; ids.len()])?;
     }
     assert_same_as_on_cpu("packed", &gpu, |precision, device| {
-        Ok(EncoderModel::from_dir(MINILM, precision, device)?.0.forward_packed(&batch)?)
+        Ok(EncoderModel::from_dir(MINILM, &options(precision, device))?.0.forward_packed(&batch)?)
     })
 }
 
@@ -169,12 +173,16 @@ fn every_architecture_matches_the_cpu() -> Result {
         }
         let run = |precision, device: &Device| -> Result<Vec<(&str, Tensor)>> {
             let (ids, types) = (ids.to_device(device)?, types.to_device(device)?);
-            let (model, _) = EncoderModel::from_dir(folder("encoder"), precision, device)?;
+            let (model, _) =
+                EncoderModel::from_dir(folder("encoder"), &options(precision, device))?;
             let (_, all) = model.forward_all(&ids, Some(&types), &mask)?;
             let padded = model.forward(&ids, Some(&types), &mask)?.last_hidden_state;
-            let (masked, _) = EncoderForMaskedLm::from_dir(folder("masked_lm"), precision, device)?;
-            let (sequence, _) =
-                EncoderForSequenceClassification::from_dir(folder("sequence"), precision, device)?;
+            let (masked, _) =
+                EncoderForMaskedLm::from_dir(folder("masked_lm"), &options(precision, device))?;
+            let (sequence, _) = EncoderForSequenceClassification::from_dir(
+                folder("sequence"),
+                &options(precision, device),
+            )?;
             Ok(vec![
                 ("hidden states", Tensor::cat(&all.hidden_states, 0)?),
                 ("attention weights", Tensor::cat(&all.attentions, 0)?),
@@ -199,7 +207,8 @@ fn every_architecture_matches_the_cpu() -> Result {
 fn a_replayed_graph_gives_the_same_bits_as_a_model_without_graphs() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     for precision in PRECISIONS {
-        let load = || EncoderModel::from_dir(MINILM, precision, &gpu).map(|(model, _)| model);
+        let load =
+            || EncoderModel::from_dir(MINILM, &options(precision, &gpu)).map(|(model, _)| model);
         let (model, mut graphs) = (load()?, 0);
         let capture_fails = std::env::var_os("GPU_FAILS_AT").is_some(); // see scripts/cuda-check
         // Batches of more than 256 tokens are not captured.
@@ -304,7 +313,7 @@ fn embeddings_match_the_cpu() -> Result {
     let texts = std::fs::read_to_string(golden("sentences.txt"))?;
     let texts: Vec<&str> = texts.lines().chain([""]).collect();
     assert_same_as_on_cpu("embeddings", &gpu, |precision, device| {
-        Ok(Embedder::from_dir(MINILM, precision, device)?.embed(&texts)?)
+        Ok(Embedder::from_dir(MINILM, &options(precision, device))?.embed(&texts)?)
     })
 }
 
@@ -312,9 +321,9 @@ fn embeddings_match_the_cpu() -> Result {
 #[test]
 fn no_texts_have_no_embeddings() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
-    let embedder = Embedder::from_dir(MINILM, Precision::F32, &gpu)?;
+    let embedder = Embedder::from_dir(MINILM, &LoadOptions::default().with_device(&gpu))?;
     assert_eq!(embedder.embed::<&str>(&[])?.dims(), [0, 384]);
-    let (model, _) = EncoderModel::from_dir(MINILM, Precision::F32, &gpu)?;
+    let (model, _) = EncoderModel::from_dir(MINILM, &LoadOptions::default().with_device(&gpu))?;
     let hidden = model.forward_packed(&PackedBatch::default())?;
     assert_eq!(hidden.to_vec2::<f32>()?, Vec::<Vec<f32>>::new());
     assert_eq!(hidden.dims(), [0, 384]);
@@ -327,8 +336,8 @@ fn decoders_match_the_cpu() -> Result {
     let ids = Tensor::new(&[[3u32, 4, 5, 6]], &Cpu)?;
     let run = |precision, device: &Device| -> Result<[Tensor; 2]> {
         let ids = ids.to_device(device)?;
-        let (decoder, _) = BertDecoder::from_dir(golden("bert_lm"), precision, device)?;
-        let (both, _) = EncoderDecoder::from_dir(golden("bert2bert"), precision, device)?;
+        let (decoder, _) = BertDecoder::from_dir(golden("bert_lm"), &options(precision, device))?;
+        let (both, _) = EncoderDecoder::from_dir(golden("bert2bert"), &options(precision, device))?;
         let alone = decoder.forward(&ids, None, None)?;
         Ok([alone, both.forward(&ids, None, &ids)?])
     };

@@ -7,7 +7,7 @@ use arrow_ipc::writer::FileWriter;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use corpus::{RecordSource, VectorFile};
 use encoder::{
-    Embedder, EncoderForMaskedLm, EncoderModel, ModelConfig, ModelFiles, PackedBatch, Precision,
+    Embedder, EncoderForMaskedLm, EncoderModel, LoadOptions, ModelConfig, ModelFiles, PackedBatch,
     Search, TextTokenizer,
 };
 use mha::AttentionMask;
@@ -28,7 +28,8 @@ fn error(damage: impl Fn(&mut Tensors)) -> String {
     let mut tensors = safetensors::load(source, &Cpu).unwrap();
     damage(&mut tensors);
     safetensors::save(&tensors, &weights).unwrap();
-    let error = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu).unwrap_err().to_string();
+    let error =
+        EncoderModel::from_dir(dir.path(), &LoadOptions::default()).unwrap_err().to_string();
     error.replace(&format!("{}/", dir.path().display()), "")
 }
 
@@ -77,7 +78,7 @@ fn files_in_f16_bf16_and_f64_are_computed_in_f32() -> anyhow::Result<()> {
             *tensor = tensor.to_dtype(DType::BF16)?.to_dtype(DType::F16)?.to_dtype(dtype)?;
         }
         safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
-        let (model, _) = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let (model, _) = EncoderModel::from_dir(dir.path(), &LoadOptions::default())?;
         let out = model.forward(&ids, None, &AttentionMask::none())?;
         Ok(out.last_hidden_state.flatten_all()?.to_vec1()?)
     };
@@ -117,7 +118,7 @@ fn a_setting_of_the_wrong_type_is_an_error_that_names_its_file() {
         ("config.json", &config),
     ] {
         let dir = changed(file, settings);
-        let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
+        let embedder = Embedder::from_dir(dir.path(), &LoadOptions::default());
         let error = embedder.map(|_| ()).unwrap_err().to_string();
         let path = dir.path().join(file).display().to_string();
         assert!(error.contains(&path), "{error}");
@@ -186,7 +187,7 @@ fn a_git_lfs_pointer_or_a_web_page_is_recognised_in_every_file() -> anyhow::Resu
                     content => fs::write(path, content)?,
                 }
             }
-            let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
+            let embedder = Embedder::from_dir(dir.path(), &LoadOptions::default());
             let error = embedder.map(|_| ()).expect_err(file).to_string();
             assert_eq!(error, format!("{} {expected}", dir.path().join(file).display()));
         }
@@ -201,7 +202,7 @@ fn a_chosen_weights_file_is_refused_if_the_transformer_is_in_a_subfolder() {
                       {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
     let dir = changed("modules.json", modules);
     let files = ModelFiles::file(dir.path().join("model.safetensors")).unwrap();
-    let error = Embedder::from_files(&files, Precision::F32, &Cpu).map(|_| ()).unwrap_err();
+    let error = Embedder::from_files(&files, &LoadOptions::default()).map(|_| ()).unwrap_err();
     let expected = "the Transformer's path 0_Transformer is not supported: expected an empty path, \
                     because a weights file was chosen";
     assert!(error.to_string().ends_with(expected), "{error}");
@@ -215,7 +216,7 @@ fn paths_of_modules_may_end_with_a_slash_in_memory() -> anyhow::Result<()> {
     let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
                       {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling/"}]"#;
     files.push(("modules.json".to_string(), modules.as_bytes().to_vec()));
-    Embedder::from_files(&ModelFiles::memory("m", files), Precision::F32, &Cpu)?;
+    Embedder::from_files(&ModelFiles::memory("m", files), &LoadOptions::default())?;
     Ok(())
 }
 
@@ -233,7 +234,7 @@ fn a_folder_is_not_a_weights_file() {
 fn do_lower_case_in_tokenizer_config_overrides_tokenizer_json() -> anyhow::Result<()> {
     let config = r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#;
     let dir = changed("tokenizer_config.json", config);
-    let tokens = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?
+    let tokens = Embedder::from_dir(dir.path(), &LoadOptions::default())?
         .tokenizer()
         .encode(&["Hello Café 東京"])?;
     assert_eq!(tokens[0].input_ids, [101, 100, 100, 1879, 1755, 102]);
@@ -270,7 +271,7 @@ fn a_tokenizer_with_a_damaged_character_map_is_an_error() -> anyhow::Result<()> 
     let dir = changed("tokenizer.json", &json.to_string());
     let config = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
     fs::write(dir.path().join("tokenizer_config.json"), config)?;
-    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let embedder = Embedder::from_dir(dir.path(), &LoadOptions::default())?;
     let error = embedder.embed(&["Hello"]).unwrap_err().to_string();
     let expected = "the tokenizer panicked; the file is probably damaged";
     assert!(error.contains("tokenizer.json is not a usable tokenizer"), "{error}");
@@ -287,7 +288,7 @@ fn a_tokenizer_with_a_damaged_template_is_an_error() -> anyhow::Result<()> {
     let dir = changed("tokenizer.json", &json.to_string());
     let config = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
     fs::write(dir.path().join("tokenizer_config.json"), config)?;
-    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu);
+    let embedder = Embedder::from_dir(dir.path(), &LoadOptions::default());
     let error = embedder.and_then(|embedder| embedder.embed(&["Hello"])).unwrap_err().to_string();
     assert!(error.contains("the tokenizer panicked; the file is probably damaged"), "{error}");
     Ok(())
@@ -298,7 +299,8 @@ fn a_tokenizer_with_a_damaged_template_is_an_error() -> anyhow::Result<()> {
 fn a_config_that_is_not_a_regular_file_is_refused() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     std::os::unix::fs::symlink("/dev/zero", dir.path().join("config.json"))?;
-    let error = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu).unwrap_err().to_string();
+    let error =
+        EncoderModel::from_dir(dir.path(), &LoadOptions::default()).unwrap_err().to_string();
     assert!(error.ends_with("config.json cannot be read: expected a regular file"), "{error}");
     Ok(())
 }
@@ -323,7 +325,7 @@ fn huge_sizes_are_errors() -> anyhow::Result<()> {
                 ("model.safetensors", weights.clone()),
             ],
         );
-        let loaded = EncoderForMaskedLm::from_files(&files, Precision::F32, &Cpu);
+        let loaded = EncoderForMaskedLm::from_files(&files, &LoadOptions::default());
         let error = loaded.unwrap_err().to_string();
         assert!(error.contains(expected), "{key}: {error}");
     }
@@ -356,7 +358,7 @@ fn added_tokens_decoder_is_accepted_beside_tokenizer_json() -> anyhow::Result<()
         dir.path().join("1_Pooling/config.json"),
         r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": null}"#,
     )?;
-    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let embedder = Embedder::from_dir(dir.path(), &LoadOptions::default())?;
     let tokens = embedder.tokenizer().encode(&["A [MASK] HELLO"])?;
     assert_eq!(tokens[0].input_ids, [101, 1037, 103, 7592, 102]);
     Ok(())
@@ -364,7 +366,7 @@ fn added_tokens_decoder_is_accepted_beside_tokenizer_json() -> anyhow::Result<()
 
 #[test]
 fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
-    let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), &LoadOptions::default())?;
     let run = |ids: &Tensor, types: Option<&Tensor>, mask: &AttentionMask| {
         model.forward(ids, types, mask).unwrap_err().to_string()
     };
@@ -409,7 +411,7 @@ fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
 
 #[test]
 fn a_fully_masked_sequence_gives_zeros() -> anyhow::Result<()> {
-    let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden("bert_gelu"), &LoadOptions::default())?;
     let ids = Tensor::new(&[[1u32, 2, 3]], &Cpu)?;
     let hidden = AttentionMask::none().with_padding(&Tensor::zeros((1, 3), DType::U8, &Cpu)?)?;
     let out = model.forward(&ids, None, &hidden)?.last_hidden_state;

@@ -5,7 +5,7 @@
 //! few hundred f32 sums: 1e-5. Normalised embeddings have values of about 0.05: 1e-6.
 
 use candle_core::{DType, Device::Cpu, IndexOp, Module, Tensor, safetensors};
-use encoder::{Activation, Embedder, EncoderModel, Precision};
+use encoder::{Activation, Embedder, EncoderModel, LoadOptions};
 use mha::AttentionMask;
 
 use crate::support::{Golden, MINILM, assert_close, golden as golden_path, max_difference};
@@ -34,7 +34,7 @@ fn activations_equal_transformers() -> Result {
 #[test]
 fn tiny_bert_equals_transformers() -> Result {
     for name in ["bert_gelu", "bert_relu"] {
-        let (model, report) = EncoderModel::from_dir(golden_path(name), Precision::F32, &Cpu)?;
+        let (model, report) = EncoderModel::from_dir(golden_path(name), &LoadOptions::default())?;
         println!("{report}");
         let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
         let (input_ids, types) = (golden.get("input_ids"), golden.get("token_type_ids"));
@@ -79,7 +79,7 @@ fn tiny_bert_equals_transformers() -> Result {
 /// A head mask of ones has no effect on the result, although the batch is then not packed.
 #[test]
 fn packed_and_unpacked_batches_treat_padding_alike() -> Result {
-    let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), &LoadOptions::default())?;
     let ids = Tensor::new(&[[0u32, 5, 6, 7]], &Cpu)?;
     let padding = AttentionMask::none().with_padding(&Tensor::new(&[[0u8, 1, 1, 1]], &Cpu)?)?;
     let heads = padding.clone().with_head_mask(&Tensor::ones(4, DType::F32, &Cpu)?)?;
@@ -93,7 +93,7 @@ fn packed_and_unpacked_batches_treat_padding_alike() -> Result {
 /// A batch with a causal mask is not packed. The tokens of a prefix do not attend to later tokens.
 #[test]
 fn a_causal_mask_hides_later_tokens_in_a_model() -> Result {
-    let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), &LoadOptions::default())?;
     let ids = Tensor::new(&[[5u32, 6, 7, 8, 9]], &Cpu)?;
     let run =
         |ids: &Tensor| Ok(model.forward(ids, None, &AttentionMask::causal(0))?.last_hidden_state);
@@ -108,7 +108,7 @@ fn sentences_equal_sentence_transformers() -> Result {
     let expected = Golden::open("sentences.safetensors")?;
     let texts = std::fs::read_to_string(golden_path("sentences.txt"))?;
     let texts: Vec<&str> = texts.lines().collect();
-    let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
+    let embedder = Embedder::from_dir(MINILM, &LoadOptions::default())?;
 
     let tokens = embedder.tokenizer().encode(&texts)?;
     for (i, tokens) in tokens.iter().enumerate() {
@@ -139,7 +139,7 @@ fn edge_case_texts_equal_sentence_transformers() -> Result {
     let expected = Golden::open("sentences.safetensors")?;
     let texts = std::fs::read_to_string(golden_path("edge_cases.json"))?;
     let texts: Vec<String> = serde_json::from_str(&texts)?;
-    let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
+    let embedder = Embedder::from_dir(MINILM, &LoadOptions::default())?;
     let got = embedder.embed(&texts)?;
     for (i, text) in texts.iter().enumerate() {
         let difference = max_difference(&got.get(i)?, &expected.get("edge_cases").get(i)?)?;

@@ -7,12 +7,12 @@
 
 use std::{fs, path::PathBuf};
 
-use candle_core::{DType, Device, Device::Cpu, Tensor, safetensors};
+use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use encoder::{
     Activation, Aggregation, EmbedOptions, Embedder, EncoderForMaskedLm,
     EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
-    EncoderModel, Inspection, LoadReport, MaskFiller, ModelConfig, ModelFiles, PackedBatch,
-    Positions, Precision, Prompt, TextClassifier, TextTokenizer, TokenClassifier,
+    EncoderModel, Inspection, LoadOptions, LoadReport, MaskFiller, ModelConfig, ModelFiles,
+    PackedBatch, Positions, Precision, Prompt, TextClassifier, TextTokenizer, TokenClassifier,
 };
 use mha::AttentionMask;
 
@@ -70,9 +70,9 @@ impl Case {
 
     fn load<M>(
         &self,
-        from_dir: impl Fn(PathBuf, Precision, &Device) -> encoder::Result<(M, LoadReport)>,
+        from_dir: impl Fn(PathBuf, &LoadOptions) -> encoder::Result<(M, LoadReport)>,
     ) -> Result<M> {
-        let (model, report) = from_dir(self.folder.clone(), Precision::F32, &Cpu)?;
+        let (model, report) = from_dir(self.folder.clone(), &LoadOptions::default())?;
         assert!(report.is_complete() && report.ignored.is_empty(), "{}: {report:?}", self.name);
         Ok(model)
     }
@@ -357,7 +357,7 @@ fn the_ranges_of_byte_level_tokens_exclude_white_space() -> Result {
             assert_eq!(ranges, expected, "{text:?} {with_special_tokens}");
         }
     }
-    let tagger = TokenClassifier::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let tagger = TokenClassifier::from_dir(dir.path(), &LoadOptions::default())?;
     let entities = tagger.classify("a \u{3000}<mask> b", Aggregation::None)?;
     assert!(entities.iter().any(|entity| entity.span.range == (5..11)), "{entities:?}");
     Ok(())
@@ -635,7 +635,7 @@ fn the_language_model_head_of_a_published_nomic_bert_may_lack_its_biases() -> Re
         Ok(dir)
     };
     let logits = |dir: &tempfile::TempDir| -> Result<Tensor> {
-        let (model, _) = EncoderForMaskedLm::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let (model, _) = EncoderForMaskedLm::from_dir(dir.path(), &LoadOptions::default())?;
         let ids = Tensor::new(&[[1u32, 2, 3, 4, 5]], &Cpu)?;
         Ok(model.forward(&ids, None, &AttentionMask::none())?)
     };
@@ -687,7 +687,8 @@ fn hidden_states_do_not_depend_on_the_batch() -> Result {
     for (architecture, _) in ARCHITECTURES {
         let folder = golden(&format!("architectures/{architecture}/encoder"));
         for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
-            let (model, _) = EncoderModel::from_dir(&folder, precision, &Cpu)?;
+            let (model, _) =
+                EncoderModel::from_dir(&folder, &LoadOptions::default().with_precision(precision))?;
             let ids =
                 |length: usize| (0..length as u32).map(|i| 4 + i * 7 % 43).collect::<Vec<_>>();
             let hidden = |lengths: &[usize]| -> Result<Vec<Vec<f32>>> {
@@ -727,7 +728,7 @@ fn sentence_embeddings_equal_sentence_transformers() -> Result {
     for architecture in folders {
         let folder = format!("architectures/sentences/{architecture}");
         let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
-        let embedder = Embedder::from_dir(golden(&folder), Precision::F32, &Cpu)?;
+        let embedder = Embedder::from_dir(golden(&folder), &LoadOptions::default())?;
         let embeddings = embedder.embed(&texts)?;
         assert_close(&folder, &embeddings, expected.get("embeddings"), 1e-6);
         let options = EmbedOptions::new().with_prompt(Prompt::Query);
@@ -774,10 +775,10 @@ fn inspect_finds_the_head_of_modernbert() -> Result {
 fn pipelines_of_roberta_equal_transformers() -> Result {
     let folder = golden("architectures/pipelines");
     let expected = Golden::open("architectures/pipelines/expected.safetensors")?;
-    let tagger = TokenClassifier::from_dir(folder.join("tagger"), Precision::F32, &Cpu)?;
+    let tagger = TokenClassifier::from_dir(folder.join("tagger"), &LoadOptions::default())?;
     crate::golden_heads::check_entities(&tagger, &expected)?;
 
-    let filler = MaskFiller::from_dir(folder.join("masked_lm"), Precision::F32, &Cpu)?;
+    let filler = MaskFiller::from_dir(folder.join("masked_lm"), &LoadOptions::default())?;
     let masks = filler.fill("a <mask> cab <mask> bad", 5)?;
     let tokens = masks.iter().map(|mask| mask.iter().map(|c| i64::from(c.token_id)).collect());
     let tokens: Vec<Vec<i64>> = tokens.collect();
@@ -788,7 +789,7 @@ fn pipelines_of_roberta_equal_transformers() -> Result {
 
     let texts = fs::read(golden("nasty_texts.json"))?;
     let texts: Vec<String> = serde_json::from_slice(&texts)?;
-    let ranker = TextClassifier::from_dir(folder.join("score"), Precision::F32, &Cpu)?;
+    let ranker = TextClassifier::from_dir(folder.join("score"), &LoadOptions::default())?;
     let scores = Tensor::new(ranker.rerank("bad cab", &texts[..30])?, &Cpu)?;
     assert_close("rerank", &scores, expected.get("rerank"), 1e-6);
     Ok(())

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use encoder::{
     BertConfig, BertDecoder, DecoderMemory, EncoderDecoder, EncoderDecoderConfig, GenerateConfig,
-    Precision, Strategy,
+    LoadOptions, Strategy,
 };
 
 use crate::support::{Golden, assert_close, golden};
@@ -19,7 +19,7 @@ type Result<T = ()> = anyhow::Result<T>;
 const TOLERANCE: f64 = 2e-5;
 
 fn decoder(name: &str) -> Result<(BertDecoder, Golden, Option<DecoderMemory>)> {
-    let (decoder, report) = BertDecoder::from_dir(golden(name), Precision::F32, &Cpu)?;
+    let (decoder, report) = BertDecoder::from_dir(golden(name), &LoadOptions::default())?;
     println!("{report}");
     let golden = Golden::open(&format!("{name}/expected.safetensors"))?;
     let memory = match golden.find("memory") {
@@ -143,7 +143,7 @@ fn sequences(tensor: &Tensor) -> Result<Vec<Vec<u32>>> {
 
 #[test]
 fn encoder_decoder_logits_and_generation_equal_transformers() -> Result {
-    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
+    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert"), &LoadOptions::default())?;
     println!("{report}");
     let golden = Golden::open("bert2bert/expected.safetensors")?;
     let (ids, mask) = (golden.get("input_ids"), Some(golden.get("mask")));
@@ -164,7 +164,7 @@ fn encoder_decoder_logits_and_generation_equal_transformers() -> Result {
 
 #[test]
 fn beam_search_accepts_padding_that_is_a_view() -> Result {
-    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), &LoadOptions::default())?;
     let golden = Golden::open("bert2bert/expected.safetensors")?;
     let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
     let view = Tensor::cat(&[mask, mask], 1)?.narrow(1, 0, mask.dim(1)?)?;
@@ -177,7 +177,7 @@ fn beam_search_accepts_padding_that_is_a_view() -> Result {
 
 #[test]
 fn generated_tokens_are_streamed_until_the_callback_stops() -> Result {
-    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), &LoadOptions::default())?;
     let golden = Golden::open("bert2bert/expected.safetensors")?;
     let memory = model.memory(golden.get("input_ids"), Some(golden.get("mask")))?;
     let config = GenerateConfig::greedy(12).with_eos_token_id(Some(2));
@@ -205,7 +205,8 @@ fn generated_tokens_are_streamed_until_the_callback_stops() -> Result {
 
 #[test]
 fn different_widths_and_early_stopping_equal_transformers() -> Result {
-    let (model, report) = EncoderDecoder::from_dir(golden("bert2bert_wide"), Precision::F32, &Cpu)?;
+    let (model, report) =
+        EncoderDecoder::from_dir(golden("bert2bert_wide"), &LoadOptions::default())?;
     println!("{report}");
     let golden = Golden::open("bert2bert_wide/expected.safetensors")?;
     let ids = golden.get("input_ids");
@@ -242,7 +243,7 @@ fn variants_of_decoder_checkpoints_give_the_same_logits() -> Result {
     let (_, golden, memory) = decoder("bert_lm_cross")?;
     let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
     let logits = |dir: &tempfile::TempDir| -> Result<Tensor> {
-        let (decoder, report) = BertDecoder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let (decoder, report) = BertDecoder::from_dir(dir.path(), &LoadOptions::default())?;
         println!("{report}");
         Ok(decoder.forward(ids, Some(mask), memory.as_ref())?)
     };
@@ -330,7 +331,7 @@ fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
 
     let ids = Tensor::new(&[[3u32, 4, 5]], &Cpu)?;
     let logits = [twice, once].map(|dir| -> Result<(Tensor, usize)> {
-        let (model, report) = EncoderDecoder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let (model, report) = EncoderDecoder::from_dir(dir.path(), &LoadOptions::default())?;
         Ok((model.forward(&ids, None, &ids)?, report.tied.len()))
     });
     // In the first, only the output projection is tied, to the word embeddings.

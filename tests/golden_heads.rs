@@ -3,15 +3,11 @@
 
 use std::path::PathBuf;
 
-use candle_core::{
-    DType,
-    Device::{self, Cpu},
-    IndexOp, Tensor,
-};
+use candle_core::{DType, Device::Cpu, IndexOp, Tensor};
 use encoder::{
     Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
-    EncoderForSequenceClassification, EncoderForTokenClassification, Inspection, LoadReport,
-    MaskFiller, MaskFillerParams, ModelFiles, Pipeline, Precision, QuestionAnswerer,
+    EncoderForSequenceClassification, EncoderForTokenClassification, Inspection, LoadOptions,
+    LoadReport, MaskFiller, MaskFillerParams, ModelFiles, Pipeline, QuestionAnswerer,
     TextClassifier, TokenClassifier,
 };
 use mha::AttentionMask;
@@ -37,9 +33,9 @@ impl Case {
 
     fn load<M>(
         &self,
-        from_dir: impl Fn(PathBuf, Precision, &Device) -> encoder::Result<(M, LoadReport)>,
+        from_dir: impl Fn(PathBuf, &LoadOptions) -> encoder::Result<(M, LoadReport)>,
     ) -> Result<M> {
-        let (model, report) = from_dir(golden(&self.name), Precision::F32, &Cpu)?;
+        let (model, report) = from_dir(golden(&self.name), &LoadOptions::default())?;
         assert!(report.is_complete() && report.ignored.is_empty(), "{report:?}");
         Ok(model)
     }
@@ -121,7 +117,8 @@ fn inspection_names_the_class_with_the_head() -> Result {
 #[test]
 fn loading_a_missing_head_is_an_error() {
     let folder = golden("heads/answer");
-    let error = EncoderForTokenClassification::from_dir(folder, Precision::F32, &Cpu).unwrap_err();
+    let error =
+        EncoderForTokenClassification::from_dir(folder, &LoadOptions::default()).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("2 problems"), "{error}");
     assert!(error.contains("\"classifier.weight\" is missing"), "{error}");
@@ -139,7 +136,7 @@ const LONG: &str = "dead beef dead beef dead beef dead beef dead beef dead beef 
 #[test]
 fn class_probabilities_equal_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
-    let classifier = TextClassifier::from_dir(golden("heads/sequence"), Precision::F32, &Cpu)?;
+    let classifier = TextClassifier::from_dir(golden("heads/sequence"), &LoadOptions::default())?;
     let got = Tensor::new(classifier.classify(&TEXTS)?, &Cpu)?;
     assert_close("classify", &got, expected.get("classify"), 2e-6);
     let error = classifier.rerank("a", &["b"]).unwrap_err().to_string();
@@ -151,7 +148,7 @@ fn class_probabilities_equal_transformers() -> Result {
 #[test]
 fn tokens_for_masks_equal_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
-    let filler = MaskFiller::from_dir(golden("heads/masked_lm"), Precision::F32, &Cpu)?;
+    let filler = MaskFiller::from_dir(golden("heads/masked_lm"), &LoadOptions::default())?;
     let masks = filler.fill("a [MASK] cab [MASK] bad", 5)?;
     let tokens = expected.get("fill.tokens").to_vec2::<i64>()?;
     let scores = expected.get("fill.scores").to_vec2::<f32>()?;
@@ -173,8 +170,8 @@ fn tokens_for_masks_equal_transformers() -> Result {
 #[test]
 fn masks_in_the_second_text_of_a_pair_have_its_token_type() -> Result {
     let files = golden("heads/masked_lm");
-    let filler = MaskFiller::from_dir(&files, Precision::F32, &Cpu)?;
-    let (model, _) = EncoderForMaskedLm::from_dir(&files, Precision::F32, &Cpu)?;
+    let filler = MaskFiller::from_dir(&files, &LoadOptions::default())?;
+    let (model, _) = EncoderForMaskedLm::from_dir(&files, &LoadOptions::default())?;
     let tokens = filler.tokenizer().encode_pairs(&[("a cab", "bad [MASK] cab")])?.swap_remove(0);
     let ids = Tensor::new(&tokens.input_ids[..], &Cpu)?.unsqueeze(0)?;
     let types = Tensor::new(&tokens.token_type_ids[..], &Cpu)?.unsqueeze(0)?;
@@ -196,7 +193,7 @@ fn masks_in_the_second_text_of_a_pair_have_its_token_type() -> Result {
 #[test]
 fn entities_equal_transformers_for_each_aggregation() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
-    let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
+    let tagger = TokenClassifier::from_dir(golden("heads/tagger"), &LoadOptions::default())?;
     check_entities(&tagger, &expected)?;
     assert_eq!(tagger.classify("", Aggregation::Max)?, []);
     Ok(())
@@ -232,7 +229,7 @@ pub(crate) fn check_entities(tagger: &TokenClassifier, expected: &Golden) -> Res
 #[test]
 fn answers_have_the_spans_and_scores_of_the_definition() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
-    let model = QuestionAnswerer::from_dir(golden("heads/answer"), Precision::F32, &Cpu)?;
+    let model = QuestionAnswerer::from_dir(golden("heads/answer"), &LoadOptions::default())?;
     let found = model.answer("bad?", "A café fed, a cab: bead", 5)?;
     let rows: Vec<Vec<f64>> = found
         .answers
@@ -252,14 +249,14 @@ fn answers_have_the_spans_and_scores_of_the_definition() -> Result {
 /// all parts of the text, in order and without duplicates.
 #[test]
 fn entities_and_answers_cover_all_windows_of_a_long_text() -> Result {
-    let tagger = TokenClassifier::from_dir(golden("heads/tagger"), Precision::F32, &Cpu)?;
+    let tagger = TokenClassifier::from_dir(golden("heads/tagger"), &LoadOptions::default())?;
     let text = "bead abba ".repeat(20);
     let entities = tagger.classify(&text, Aggregation::None)?;
     let last = entities.last().unwrap().span.range.end;
     assert!(last > 190, "{entities:?}");
     let starts: Vec<usize> = entities.iter().map(|entity| entity.span.range.start).collect();
     assert!(starts.is_sorted_by(|a, b| a < b), "{starts:?}");
-    let model = QuestionAnswerer::from_dir(golden("heads/answer"), Precision::F32, &Cpu)?;
+    let model = QuestionAnswerer::from_dir(golden("heads/answer"), &LoadOptions::default())?;
     let answers = model.answer("bad?", &text, usize::MAX)?.answers;
     let covered = |at: usize| answers.iter().any(|answer| answer.range.contains(&at));
     assert!([0, 50, 100, 198].into_iter().all(covered), "{answers:?}");
@@ -278,7 +275,7 @@ fn pickled_weights_equal_safetensors_weights() -> Result {
         let files = [("config.json", config), ("pytorch_model.bin", weights)];
         let files = ModelFiles::memory(file, files);
         let (model, report) =
-            EncoderForSequenceClassification::from_files(&files, Precision::F32, &Cpu)?;
+            EncoderForSequenceClassification::from_files(&files, &LoadOptions::default())?;
         assert_eq!(report.ignored, ["bert.embeddings.position_ids"]);
         case.check("logits", &model.forward(ids, types, mask)?)?;
     }
@@ -290,7 +287,7 @@ fn pickled_weights_equal_safetensors_weights() -> Result {
 #[test]
 fn ranking_scores_equal_sentence_transformers() -> Result {
     let expected = Golden::open("heads/texts.safetensors")?;
-    let classifier = TextClassifier::from_dir(golden("heads/score"), Precision::F32, &Cpu)?;
+    let classifier = TextClassifier::from_dir(golden("heads/score"), &LoadOptions::default())?;
     for query in ["bad cab", "dead beef dead beef dead beef dead beef"] {
         let name = format!("rerank.{query}");
         let text = if query.len() > 10 { format!("{query} ") } else { query.to_string() };
@@ -307,7 +304,7 @@ fn ranking_scores_equal_sentence_transformers() -> Result {
     ] {
         let config = config.replacen('{', &format!("{{ {key},"), 1);
         std::fs::write(dir.path().join("config.json"), config)?;
-        let bare = TextClassifier::from_dir(dir.path(), Precision::F32, &Cpu)?;
+        let bare = TextClassifier::from_dir(dir.path(), &LoadOptions::default())?;
         let got = Tensor::new(bare.rerank("bad cab", &TEXTS)?, &Cpu)?;
         assert_close("logits", &got, expected.get("rerank_logits"), 1e-5);
     }

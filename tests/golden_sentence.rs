@@ -3,9 +3,9 @@
 
 use std::{fs, path::Path};
 
-use candle_core::{Device::Cpu, IndexOp, Tensor};
+use candle_core::{IndexOp, Tensor};
 use encoder::{
-    EmbedOptions, Embedder, LongTexts, ModelConfig, ModelFiles, Pooling, PoolingMode, Precision,
+    EmbedOptions, Embedder, LoadOptions, LongTexts, ModelConfig, ModelFiles, Pooling, PoolingMode,
     Prompt, TextTokenizer,
 };
 use tempfile::TempDir;
@@ -74,7 +74,7 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
     let texts = fs::read_to_string(golden("sentences.txt"))?;
     let texts: Vec<&str> = texts.lines().collect();
     let dir = minilm_with(&golden("sentence_chain"))?;
-    let embedder = Embedder::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let embedder = Embedder::from_dir(dir.path(), &LoadOptions::default())?;
     assert_eq!(embedder.dimension(), 9);
     let with = |prompt| {
         let options = EmbedOptions::new().with_prompt(prompt);
@@ -105,7 +105,7 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
 /// The maximum length is 256: a window holds 254 words and two special tokens.
 #[test]
 fn a_long_text_is_the_mean_of_its_windows_weighted_by_tokens() -> Result {
-    let embedder = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
+    let embedder = Embedder::from_dir(MINILM, &LoadOptions::default())?;
     let [long, first, second] = [300, 254, 46].map(|n| "and ".repeat(n));
     let options = EmbedOptions::new().with_long_texts(LongTexts::Windows);
     let texts = ["short", &long, "also short"];
@@ -125,7 +125,7 @@ fn a_long_text_is_the_mean_of_its_windows_weighted_by_tokens() -> Result {
 fn a_prompt_that_fills_a_window_is_an_error() -> Result {
     let files = ModelFiles::dir(MINILM)?;
     let pooling = Pooling::from(PoolingMode::Mean).without_prompt();
-    let embedder = Embedder::from_transformer(&files, pooling, Precision::F32, &Cpu)?;
+    let embedder = Embedder::from_transformer(&files, pooling, &LoadOptions::default())?;
     let embedder = embedder.with_max_seq_length(8)?;
     let embed = |words: usize, long_texts| {
         let prompt = "and ".repeat(words);
@@ -144,12 +144,13 @@ fn a_prompt_that_fills_a_window_is_an_error() -> Result {
 #[test]
 fn pooling_and_normalisation_chosen_by_the_caller_equal_those_of_the_folder() -> Result {
     let files = ModelFiles::dir(MINILM)?;
-    let bare = Embedder::from_transformer(&files, PoolingMode::Mean.into(), Precision::F32, &Cpu)?;
+    let bare =
+        Embedder::from_transformer(&files, PoolingMode::Mean.into(), &LoadOptions::default())?;
     let squared_length =
         |e: &Embedder| e.embed(&["I love AI"])?.sqr()?.sum_all()?.to_scalar::<f32>();
     assert!(squared_length(&bare)? > 2.0, "the vectors are not normalised");
     let normalized = bare.normalized();
-    let whole = Embedder::from_dir(MINILM, Precision::F32, &Cpu)?;
+    let whole = Embedder::from_dir(MINILM, &LoadOptions::default())?;
     let texts = ["I love AI"];
     assert_close("normalised", &normalized.embed(&texts)?, &whole.embed(&texts)?, 0.0);
     Ok(())

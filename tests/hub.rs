@@ -11,8 +11,7 @@ use std::{
 };
 
 use assert_cmd::{Command, cargo::cargo_bin_cmd};
-use candle_core::Device::Cpu;
-use encoder::{Error, Hub, ModelFiles, Precision, TextClassifier};
+use encoder::{Error, Hub, LoadOptions, ModelFiles, TextClassifier};
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
 use tempfile::TempDir;
@@ -260,7 +259,7 @@ fn a_file_of_unknown_length_is_refused_and_the_error_omits_the_password() {
 }
 
 fn scores(files: &ModelFiles) -> Result<Vec<f32>> {
-    let model = TextClassifier::from_files(files, Precision::F32, &Cpu)?;
+    let model = TextClassifier::from_files(files, &LoadOptions::default())?;
     Ok(model.rerank("bad cab", &["a cab", "fade"])?)
 }
 

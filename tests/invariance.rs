@@ -5,7 +5,7 @@
 use std::{fs, sync::OnceLock};
 
 use candle_core::{Device::Cpu, IndexOp, Tensor};
-use encoder::{Embedder, Precision};
+use encoder::{Embedder, LoadOptions, Precision};
 use mha::AttentionMask;
 use proptest::{prelude::*, sample};
 use serde_json::{Map, Value, json};
@@ -28,7 +28,9 @@ fn reference() -> &'static Reference {
         let texts = fs::read_to_string(golden("sentences.txt")).unwrap();
         let texts: Vec<String> = texts.lines().map(String::from).collect();
         let precisions = [Precision::F32, Precision::Bf16, Precision::Int8].map(|precision| {
-            let embedder = Embedder::from_dir(MINILM, precision, &Cpu).unwrap();
+            let embedder =
+                Embedder::from_dir(MINILM, &LoadOptions::default().with_precision(precision))
+                    .unwrap();
             let embeddings = texts.iter().map(|text| embedder.embed(&[text]).unwrap());
             let embeddings = Tensor::cat(&embeddings.collect::<Vec<_>>(), 0).unwrap();
             (precision, embedder, embeddings)

@@ -9,7 +9,7 @@ use std::{
 
 use candle_core::{Device::Cpu, Tensor};
 use encoder::{
-    Embedder, EncoderForSequenceClassification, EncoderModel, ModelFiles, PackedCache, Precision,
+    Embedder, EncoderForSequenceClassification, EncoderModel, LoadOptions, PackedCache, Precision,
 };
 use mha::{AttentionMask, ops::PackedWeights};
 
@@ -40,8 +40,9 @@ impl Cache {
         Ok(Self { dir, cache, warnings })
     }
 
-    fn files(&self, model: impl AsRef<Path>) -> encoder::Result<ModelFiles> {
-        Ok(ModelFiles::dir(model)?.with_packed_cache(Some(self.cache.clone())))
+    /// The options to load a model with this cache.
+    fn options(&self) -> LoadOptions {
+        LoadOptions::default().with_cache(self.cache.clone())
     }
 
     /// The only file of the cache.
@@ -52,7 +53,7 @@ impl Cache {
     }
 
     fn embed(&self) -> Result<Vec<Vec<f32>>> {
-        embed(&self.files(MINILM)?, Precision::F32)
+        embed(&self.options())
     }
 
     /// The warnings since the last call.
@@ -61,17 +62,18 @@ impl Cache {
     }
 }
 
-fn embed(files: &ModelFiles, precision: Precision) -> Result<Vec<Vec<f32>>> {
-    Ok(Embedder::from_files(files, precision, &Cpu)?.embed(&["I love AI", "a"])?.to_vec2()?)
+fn embed(options: &LoadOptions) -> Result<Vec<Vec<f32>>> {
+    Ok(Embedder::from_dir(MINILM, options)?.embed(&["I love AI", "a"])?.to_vec2()?)
 }
 
 #[test]
 fn packed_weights_on_disk_give_the_same_bits_in_every_precision() -> Result {
     let cache = Cache::new()?;
     for precision in PRECISIONS {
-        let plain = embed(&ModelFiles::dir(MINILM)?, precision)?;
+        let plain = embed(&LoadOptions::default().with_precision(precision))?;
         for _ in 0..2 {
-            assert_eq!(embed(&cache.files(MINILM)?, precision)?, plain, "{precision:?}");
+            let options = cache.options().with_precision(precision);
+            assert_eq!(embed(&options)?, plain, "{precision:?}");
         }
     }
     assert_eq!(cache.cache.files()?.len(), 3);
@@ -82,8 +84,8 @@ fn packed_weights_on_disk_give_the_same_bits_in_every_precision() -> Result {
 #[test]
 fn packed_weights_on_disk_give_the_same_bits_for_every_architecture() -> Result {
     let ids = Tensor::new(&[[2u32, 7, 5, 9, 3], [2, 8, 3, 4, 6]], &Cpu)?;
-    let run = |files: &ModelFiles, precision| -> Result<Vec<f32>> {
-        let (model, _) = EncoderModel::from_files(files, precision, &Cpu)?;
+    let run = |folder: &Path, options: &LoadOptions| -> Result<Vec<f32>> {
+        let (model, _) = EncoderModel::from_dir(folder, options)?;
         let output = model.forward(&ids, None, &AttentionMask::none())?;
         Ok(output.last_hidden_state.flatten_all()?.to_vec1()?)
     };
@@ -96,9 +98,10 @@ fn packed_weights_on_disk_give_the_same_bits_for_every_architecture() -> Result 
         models += 1;
         let cache = Cache::new()?;
         for precision in PRECISIONS {
-            let plain = run(&ModelFiles::dir(&folder)?, precision)?;
+            let plain = run(&folder, &LoadOptions::default().with_precision(precision))?;
             for _ in 0..2 {
-                assert_eq!(run(&cache.files(&folder)?, precision)?, plain, "{folder:?}");
+                let options = cache.options().with_precision(precision);
+                assert_eq!(run(&folder, &options)?, plain, "{folder:?}");
             }
         }
         assert!(cache.warnings().is_empty());
@@ -110,24 +113,23 @@ fn packed_weights_on_disk_give_the_same_bits_for_every_architecture() -> Result 
 #[test]
 fn a_file_is_written_once_and_extended_by_the_weights_of_a_head() -> Result {
     let (cache, folder) = (Cache::new()?, golden("heads/sequence"));
-    let load = || EncoderModel::from_files(&cache.files(&folder)?, Precision::F32, &Cpu);
+    let load = || EncoderModel::from_dir(&folder, &cache.options());
     load()?;
     let written = fs::read(cache.file()?)?;
     let time = fs::metadata(cache.file()?)?.modified()?;
     load()?;
     assert_eq!(fs::metadata(cache.file()?)?.modified()?, time);
 
-    let logits = |files: &ModelFiles| -> Result<Vec<Vec<f32>>> {
-        let (model, report) =
-            EncoderForSequenceClassification::from_files(files, Precision::F32, &Cpu)?;
+    let logits = |options: &LoadOptions| -> Result<Vec<Vec<f32>>> {
+        let (model, report) = EncoderForSequenceClassification::from_dir(&folder, options)?;
         assert!(report.loaded.iter().any(|name| name == "classifier.weight"));
         let ids = Tensor::new(&[[2u32, 7, 5]], &Cpu)?;
         Ok(model.forward(&ids, None, &AttentionMask::none())?.to_vec2()?)
     };
-    let plain = logits(&ModelFiles::dir(&folder)?)?;
-    assert_eq!(logits(&cache.files(&folder)?)?, plain);
+    let plain = logits(&LoadOptions::default())?;
+    assert_eq!(logits(&cache.options())?, plain);
     assert!(fs::read(cache.file()?)?.len() > written.len());
-    assert_eq!(logits(&cache.files(&folder)?)?, plain);
+    assert_eq!(logits(&cache.options())?, plain);
     Ok(())
 }
 
@@ -181,7 +183,7 @@ fn a_changed_checkpoint_or_config_has_a_file_of_its_own() -> Result {
     for file in ["config.json", "model.safetensors"] {
         fs::copy(source.join(file), model.path().join(file))?;
     }
-    let load = || EncoderModel::from_files(&cache.files(model.path())?, Precision::F32, &Cpu);
+    let load = || EncoderModel::from_dir(model.path(), &cache.options());
     load()?;
     assert_eq!(cache.cache.files()?.len(), 1);
 
@@ -203,7 +205,7 @@ fn a_changed_checkpoint_or_config_has_a_file_of_its_own() -> Result {
 #[test]
 fn a_nested_load_adds_nothing_to_the_outer_packed_weights() -> Result {
     let outer = Arc::new(PackedWeights::default());
-    outer.scope(|| EncoderModel::from_dir(MINILM, Precision::F32, &Cpu))?;
+    outer.scope(|| EncoderModel::from_dir(MINILM, &LoadOptions::default()))?;
     assert!(outer.packed().is_empty());
     Ok(())
 }
@@ -215,8 +217,7 @@ fn a_folder_that_cannot_be_written_is_a_warning() -> Result {
     let record = warnings.clone();
     let cache = PackedCache::new(file.path().join("folder"))
         .with_warnings(move |warning| record.lock().unwrap().push(warning.to_string()));
-    let files = ModelFiles::dir(MINILM)?.with_packed_cache(Some(cache));
-    assert_eq!(embed(&files, Precision::F32)?, embed(&ModelFiles::dir(MINILM)?, Precision::F32)?);
+    assert_eq!(embed(&LoadOptions::default().with_cache(cache))?, embed(&LoadOptions::default())?);
     let warnings = warnings.lock().unwrap();
     assert!(warnings.iter().any(|w| w.contains("cannot be written to")), "{warnings:?}");
     Ok(())

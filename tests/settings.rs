@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
-    BertDecoder, EmbedOptions, Embedder, EncoderDecoder, GenerateConfig, Inspection, MaskFiller,
-    ModelFiles, Pooling, PoolingMode, Precision::F32, Prompt, TextClassifier,
+    BertDecoder, EmbedOptions, Embedder, EncoderDecoder, GenerateConfig, Inspection, LoadOptions,
+    MaskFiller, ModelFiles, Pooling, PoolingMode, Prompt, TextClassifier,
 };
 use serde_json::{Value, json};
 
@@ -88,7 +88,7 @@ fn embedder() -> Probe {
 
 /// Embeds [`TEXTS`], and a text longer than the maximum length, with four kinds of prompt.
 fn embed(files: &ModelFiles) -> Result<String, encoder::Error> {
-    let embedder = Embedder::from_files(files, F32, &Cpu)?;
+    let embedder = Embedder::from_files(files, &LoadOptions::default())?;
     let long = "ab cd ef gh ".repeat(12);
     let texts = [&TEXTS[..], &[&long]].concat();
     let mut outcome = format!("{:?}", embedder.prompt_names().collect::<Vec<_>>());
@@ -116,7 +116,7 @@ fn cross_encoder() -> Probe {
 
 /// Ranks [`TEXTS`], and a text longer than the maximum length, for one query.
 fn rank(files: &ModelFiles) -> Result<String, encoder::Error> {
-    let model = TextClassifier::from_files(files, F32, &Cpu)?;
+    let model = TextClassifier::from_files(files, &LoadOptions::default())?;
     let long = "ab cd ef gh ".repeat(12);
     let documents = [&TEXTS[..], &[&long]].concat();
     let scores = model.rerank("bad [SEP] ab", &documents)?;
@@ -129,7 +129,7 @@ fn plain() -> Probe {
         files: folder("heads/score"),
         run: |files| {
             let pooling = Pooling::from(PoolingMode::Mean);
-            let embedder = Embedder::from_transformer(files, pooling, F32, &Cpu)?;
+            let embedder = Embedder::from_transformer(files, pooling, &LoadOptions::default())?;
             Ok(format!("{} {:?}", rank(files)?, embedder.embed(&TEXTS)?.to_vec2::<f32>()?))
         },
     }
@@ -139,7 +139,7 @@ fn classifier() -> Probe {
     Probe {
         files: folder("heads/sequence"),
         run: |files| {
-            let model = TextClassifier::from_files(files, F32, &Cpu)?;
+            let model = TextClassifier::from_files(files, &LoadOptions::default())?;
             let scores = model.classify(&TEXTS)?;
             Ok(format!("{scores:?} {:?} {:?}", model.labels(), Inspection::new(files).runs_as))
         },
@@ -150,7 +150,7 @@ fn masked_lm() -> Probe {
     Probe {
         files: folder("heads/masked_lm"),
         run: |files| {
-            let model = MaskFiller::from_files(files, F32, &Cpu)?;
+            let model = MaskFiller::from_files(files, &LoadOptions::default())?;
             Ok(format!("{:?}", model.fill("a bad [MASK] cab", 3)?))
         },
     }
@@ -160,7 +160,7 @@ fn decoder() -> Probe {
     Probe {
         files: folder("bert_lm"),
         run: |files| {
-            let (model, _) = BertDecoder::from_files(files, F32, &Cpu)?;
+            let (model, _) = BertDecoder::from_files(files, &LoadOptions::default())?;
             let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
             let (logits, _) = model.forward_with_attentions(&ids, None, None)?;
             Ok(format!("{:?}", logits.flatten_all()?.to_vec1::<f32>()?))
@@ -172,7 +172,7 @@ fn encoder_decoder() -> Probe {
     Probe {
         files: folder("bert2bert"),
         run: |files| {
-            let (model, _) = EncoderDecoder::from_files(files, F32, &Cpu)?;
+            let (model, _) = EncoderDecoder::from_files(files, &LoadOptions::default())?;
             let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
             let written = model.generate(&ids, None, &GenerateConfig::greedy(12));
             // Without a start token, `generate` fails; the output then contains the message.

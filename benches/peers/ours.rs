@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{Embedder, EncoderModel, PackedBatch, Precision, Search};
+use encoder::{Embedder, EncoderModel, LoadOptions, PackedBatch, Precision, Search};
 use mha::{AttentionMask, scaled_dot_product_attention};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -145,7 +145,8 @@ fn hidden_states(
     names: &[String],
     precision: Precision,
 ) -> Result<HashMap<String, Case>> {
-    let model = Rc::new(EncoderModel::from_dir(hf, precision, &Cpu)?.0);
+    let model =
+        Rc::new(EncoderModel::from_dir(hf, &LoadOptions::default().with_precision(precision))?.0);
     let case = |(name, sequences): (String, Sequences)| {
         let model = model.clone();
         let case = match sequences.iter().all(|s| s.len() == sequences[0].len()) {
@@ -168,7 +169,8 @@ fn hidden_states(
 }
 
 fn embeddings(hf: &Path, names: &[String], precision: Precision) -> Result<HashMap<String, Case>> {
-    let embedder = Rc::new(Embedder::from_dir(hf, precision, &Cpu)?);
+    let embedder =
+        Rc::new(Embedder::from_dir(hf, &LoadOptions::default().with_precision(precision))?);
     let case = |(name, texts): (String, Vec<String>)| {
         let embedder = embedder.clone();
         (name, Case::single(move || Ok(embedder.embed(&texts)?)))

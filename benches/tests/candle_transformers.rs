@@ -9,7 +9,7 @@ mod support;
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{BertConfig, EncoderModel, Precision};
+use encoder::{BertConfig, EncoderModel, LoadOptions};
 use mha::AttentionMask;
 
 use crate::{random_tensors::random_tensors, support::assert_close};
@@ -20,7 +20,7 @@ fn compare(name: &str, config: &BertConfig) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors"))?;
     std::fs::write(dir.path().join("config.json"), serde_json::to_string(config)?)?;
-    let (model, _) = EncoderModel::from_dir(dir.path(), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(dir.path(), &LoadOptions::default())?;
 
     let peer_config = peer::Config {
         vocab_size: config.vocab_size,

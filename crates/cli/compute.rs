@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
 use clap::{Args, builder::BoolishValueParser};
-use encoder::{ModelFiles, PackedCache, Precision};
+use encoder::{LoadOptions, PackedCache, Precision};
 
 use crate::{
     arguments::{choice, positive},
@@ -65,30 +65,24 @@ fn parse_device(name: &str) -> Result<DeviceChoice, String> {
 }
 
 impl Compute {
-    /// The files, with the cache of packed weights unless `--no-cache` is given.
-    pub fn with_cache(&self, files: ModelFiles) -> ModelFiles {
-        self.machine.with_cache(files)
-    }
-
-    /// Sets the number of threads of the process, and returns the precision and the device.
-    pub fn start(&self) -> Result<(Precision, Device)> {
+    /// Sets the number of threads of the process, and returns how to load a model.
+    pub fn start(&self) -> Result<LoadOptions> {
         self.machine.start_threads()?;
-        let device = self.machine.device(self.dtype == Some(Precision::Int8), messages::print)?;
-        Ok((precision(self.dtype, &device), device))
+        self.machine.options(self.dtype, messages::print)
     }
-}
-
-/// The precision of `--dtype`, or the default of the device.
-pub fn precision(dtype: Option<Precision>, device: &Device) -> Precision {
-    let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
-    dtype.unwrap_or(default)
 }
 
 impl Machine {
-    /// The files, with the cache of packed weights unless `--no-cache` is given.
-    pub fn with_cache(&self, files: ModelFiles) -> ModelFiles {
+    /// How to load a model: with the precision `dtype`, by default that of the device, and with the
+    /// cache of packed weights unless `--no-cache` is given. `report` as for [`Self::device`].
+    pub fn options(&self, dtype: Option<Precision>, report: impl Fn(&str)) -> Result<LoadOptions> {
+        let device = self.device(dtype == Some(Precision::Int8), report)?;
+        let default = if device.is_cuda() { Precision::F16 } else { Precision::F32 };
         let cache = PackedCache::from_env().filter(|_| !self.no_cache);
-        files.with_packed_cache(cache.map(|cache| cache.with_warnings(messages::print)))
+        Ok(LoadOptions::default()
+            .with_precision(dtype.unwrap_or(default))
+            .with_device(&device)
+            .with_cache(cache.map(|cache| cache.with_warnings(messages::print))))
     }
 
     /// Sets the number of threads of the process.
@@ -100,7 +94,7 @@ impl Machine {
     /// The device of `--device`. For int8, which GPUs do not support, `auto` is the CPU. If `auto`
     /// tries a GPU, `report` is called with a message that names the chosen device and, if it is
     /// the CPU, the reason.
-    pub fn device(&self, is_int8: bool, report: impl Fn(&str)) -> Result<Device> {
+    fn device(&self, is_int8: bool, report: impl Fn(&str)) -> Result<Device> {
         match self.device {
             DeviceChoice::Cpu => Ok(Device::Cpu),
             DeviceChoice::Cuda(number) => gpu(number),

@@ -121,11 +121,11 @@ impl Model {
 
     /// Loads the model.
     pub fn embedder(&self) -> Result<Embedder> {
-        let files = self.compute.with_cache(model_files::open_or_builtin(self.model.as_deref())?);
-        let (precision, device) = self.compute.start()?;
+        let files = model_files::open_or_builtin(self.model.as_deref())?;
+        let options = self.compute.start()?;
         let embedder = match &self.pooling[..] {
-            [] => Embedder::from_files(&files, precision, &device)?,
-            modes => Embedder::from_transformer(&files, Pooling::new(modes)?, precision, &device)?,
+            [] => Embedder::from_files(&files, &options)?,
+            modes => Embedder::from_transformer(&files, Pooling::new(modes)?, &options)?,
         };
         Ok(if self.normalize { embedder.normalized() } else { embedder })
     }

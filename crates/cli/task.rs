@@ -1,10 +1,9 @@
 //! The arguments of the commands that run a model with a task head on texts.
 
 use anyhow::Result;
-use candle_core::Device;
 use clap::Args;
 use corpus::RecordSource;
-use encoder::{ModelFiles, Precision};
+use encoder::{LoadOptions, ModelFiles};
 
 use crate::{compute::Compute, model_files, texts};
 
@@ -24,13 +23,13 @@ pub struct Task {
 }
 
 /// The constructor of a model.
-type FromFiles<M> = fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>;
+type FromFiles<M> = fn(&ModelFiles, &LoadOptions) -> encoder::Result<M>;
 
 impl Task {
     /// Loads the model, and returns it with the source of the texts.
     pub fn start<M>(self, from_files: FromFiles<M>) -> Result<(M, RecordSource)> {
-        let files = self.compute.with_cache(model_files::open(&self.model)?);
-        let (precision, device) = self.compute.start()?;
-        Ok((from_files(&files, precision, &device)?, texts::source(self.texts)))
+        let files = model_files::open(&self.model)?;
+        let options = self.compute.start()?;
+        Ok((from_files(&files, &options)?, texts::source(self.texts)))
     }
 }

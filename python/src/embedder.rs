@@ -40,19 +40,17 @@ pub struct Embedder {
 
 fn load(
     files: &ModelFiles,
-    precision: encoder::Precision,
+    options: &encoder::LoadOptions,
     pooling: &[String],
     token_budget: Option<usize>,
 ) -> PyResult<encoder::Embedder> {
-    let device = &candle_core::Device::Cpu;
     let modes: encoder::Result<Vec<PoolingMode>> =
         pooling.iter().map(|mode| mode.parse()).collect();
     let modes = modes.map_err(|error| PyValueError::new_err(error.to_string()))?;
     let embedder = match &modes[..] {
-        [] => encoder::Embedder::from_files(files, precision, device),
-        modes => Pooling::new(modes).and_then(|pooling| {
-            encoder::Embedder::from_transformer(files, pooling, precision, device)
-        }),
+        [] => encoder::Embedder::from_files(files, options),
+        modes => Pooling::new(modes)
+            .and_then(|pooling| encoder::Embedder::from_transformer(files, pooling, options)),
     };
     let embedder = embedder.map_err(error)?;
     Ok(match token_budget {
@@ -72,9 +70,9 @@ impl Embedder {
         token_budget: Option<usize>,
         threads: Option<usize>,
     ) -> PyResult<Self> {
-        let (precision, pool) = (model::named("precision", precision)?, Pool::new(py, threads)?);
+        let (options, pool) = (model::options(precision)?, Pool::new(py, threads)?);
         let embedder = pool.run(py, None, move |watch| {
-            let part = || load(&model::open(&model)?, precision, &pooling, token_budget);
+            let part = || load(&model::open(&model)?, &options, &pooling, token_budget);
             watch.compute(part).map_err(error)?
         })?;
         Ok(Self { embedder: Arc::new(embedder), pool })

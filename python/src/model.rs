@@ -7,8 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use candle_core::Device;
-use encoder::{Choice, Hub, ModelFiles, PackedCache, Precision};
+use encoder::{Choice, Hub, LoadOptions, ModelFiles, PackedCache};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -52,8 +51,7 @@ impl Source {
     }
 }
 
-/// The files of a model. The packed weights are cached in the folder of [`PackedCache::from_env`],
-/// if there is one.
+/// The files of a model.
 pub fn open(source: &Source) -> PyResult<ModelFiles> {
     let (Source::Model(model) | Source::WithHub(model, ..)) = source;
     let path = Path::new(model);
@@ -64,8 +62,7 @@ pub fn open(source: &Source) -> PyResult<ModelFiles> {
     } else {
         source.hub().and_then(|hub| hub.model(model))
     };
-    let cache = PackedCache::from_env().map(|cache| cache.with_warnings(log_warning));
-    Ok(files.map_err(error)?.with_packed_cache(cache))
+    files.map_err(error)
 }
 
 /// The hub that the environment variables describe. As in sentence-transformers,
@@ -97,12 +94,11 @@ pub fn load<M: Send + 'static>(
     source: impl Into<Source>,
     precision: &str,
     threads: Option<usize>,
-    from_files: fn(&ModelFiles, Precision, &Device) -> encoder::Result<M>,
+    from_files: fn(&ModelFiles, &LoadOptions) -> encoder::Result<M>,
 ) -> PyResult<(Arc<M>, Pool)> {
-    let (source, precision, pool) =
-        (source.into(), named("precision", precision)?, Pool::new(py, threads)?);
+    let (source, options, pool) = (source.into(), options(precision)?, Pool::new(py, threads)?);
     let loaded = pool.run(py, None, move |watch| {
-        let part = || from_files(&open(&source)?, precision, &Device::Cpu).map_err(error);
+        let part = || from_files(&open(&source)?, &options).map_err(error);
         watch.compute(part).map_err(error)?
     })?;
     Ok((Arc::new(loaded), pool))
@@ -115,4 +111,12 @@ pub fn named<T: Choice>(argument: &str, got: &str) -> PyResult<T> {
         let expected = names.join(", ");
         PyValueError::new_err(format!("{argument} {got:?} is unknown: expected one of {expected}"))
     })
+}
+
+/// How to load a model whose argument `precision` is `precision`: on the CPU, with the packed
+/// weights in the folder of [`PackedCache::from_env`], if there is one.
+pub fn options(precision: &str) -> PyResult<LoadOptions> {
+    let cache = PackedCache::from_env().map(|cache| cache.with_warnings(log_warning));
+    let precision = named("precision", precision)?;
+    Ok(LoadOptions::default().with_precision(precision).with_cache(cache))
 }

@@ -6,8 +6,8 @@
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
-    EncoderForMaskedLm, EncoderForSequenceClassification, EncoderModel, LoadReport, ModelFiles,
-    Precision,
+    EncoderForMaskedLm, EncoderForSequenceClassification, EncoderModel, LoadOptions, LoadReport,
+    ModelFiles,
 };
 use mha::AttentionMask;
 use serde_json::{Value, json};
@@ -492,19 +492,19 @@ type Run = fn(&ModelFiles, &Tensor) -> encoder::Result<(Vec<Tensor>, LoadReport)
 
 /// The last hidden states, and the pooler's output if there is a pooler.
 fn encoder(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>, LoadReport)> {
-    let (model, report) = EncoderModel::from_files(files, Precision::F32, &Cpu)?;
+    let (model, report) = EncoderModel::from_files(files, &LoadOptions::default())?;
     let out = model.forward(ids, None, &AttentionMask::none())?;
     Ok((std::iter::once(out.last_hidden_state).chain(out.pooler_output).collect(), report))
 }
 
 fn masked_lm(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>, LoadReport)> {
-    let (model, report) = EncoderForMaskedLm::from_files(files, Precision::F32, &Cpu)?;
+    let (model, report) = EncoderForMaskedLm::from_files(files, &LoadOptions::default())?;
     Ok((vec![model.forward(ids, None, &AttentionMask::none())?], report))
 }
 
 fn classifier(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>, LoadReport)> {
     let (model, report) =
-        EncoderForSequenceClassification::from_files(files, Precision::F32, &Cpu)?;
+        EncoderForSequenceClassification::from_files(files, &LoadOptions::default())?;
     Ok((vec![model.forward(ids, None, &AttentionMask::none())?], report))
 }
 

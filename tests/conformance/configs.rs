@@ -1,7 +1,7 @@
 //! Settings in `config.json`, and other configuration files.
 
 use candle_core::{Device::Cpu, Tensor};
-use encoder::{BertConfig, BertDecoder, EncoderDecoder, EncoderModel, Labels, Precision};
+use encoder::{BertConfig, BertDecoder, EncoderDecoder, EncoderModel, Labels, LoadOptions};
 use mha::AttentionMask;
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ fn decoder_settings(t: &mut Table) {
         ("sliding_window in a decoder", "sliding_window", json!(2)),
     ] {
         t.case_from(Checkpoint::golden("bert_lm"), case, |c| {
-            BertDecoder::from_files(&c.set_config(key, value).files(), Precision::F32, &Cpu)?;
+            BertDecoder::from_files(&c.set_config(key, value).files(), &LoadOptions::default())?;
             Ok("loaded".to_string())
         });
     }
@@ -111,7 +111,7 @@ fn decoder_settings(t: &mut Table) {
     ] {
         t.case_from(Checkpoint::golden("bert2bert"), case, |c| {
             c.config[part][key] = value;
-            EncoderDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+            EncoderDecoder::from_files(&c.files(), &LoadOptions::default())?;
             Ok("loaded".to_string())
         });
     }
@@ -120,7 +120,7 @@ fn decoder_settings(t: &mut Table) {
         "transformers_weights in an encoder-decoder",
         |c| {
             c.set_config("transformers_weights", json!("x.safetensors"));
-            EncoderDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+            EncoderDecoder::from_files(&c.files(), &LoadOptions::default())?;
             Ok("loaded".to_string())
         },
     );
@@ -134,7 +134,7 @@ fn generation_settings(t: &mut Table) {
     ] {
         t.case_from(Checkpoint::golden("bert2bert"), case, |c| {
             let files = c.set_file("generation_config.json", ids).files();
-            let (model, _) = EncoderDecoder::from_files(&files, Precision::F32, &Cpu)?;
+            let (model, _) = EncoderDecoder::from_files(&files, &LoadOptions::default())?;
             let config = model.config();
             Ok(format!("{:?} {:?}", config.decoder_start_token_id, config.eos_token_id))
         });
@@ -144,7 +144,7 @@ fn generation_settings(t: &mut Table) {
         "config.json with a list of one eos_token_id",
         |c| {
             c.set_config("eos_token_id", json!([9]));
-            let (model, _) = EncoderDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+            let (model, _) = EncoderDecoder::from_files(&c.files(), &LoadOptions::default())?;
             Ok(format!("{:?}", model.config().eos_token_id))
         },
     );
@@ -217,7 +217,7 @@ fn random_weights(width: usize, heads: usize) -> Checkpoint {
 /// operations.
 fn compare_with_forward_all(c: &Checkpoint) -> Outcome {
     let ids = [7u32, 50, 100, 1];
-    let (model, _) = EncoderModel::from_files(&c.files(), Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_files(&c.files(), &LoadOptions::default())?;
     let ids_tensor = Tensor::new(&ids, &Cpu)?.unsqueeze(0)?;
     let (out, _) = model.forward_all(&ids_tensor, None, &AttentionMask::none())?;
     let expected = out.last_hidden_state.squeeze(0)?; // (T, E)

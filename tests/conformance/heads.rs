@@ -3,8 +3,8 @@
 use candle_core::{Device::Cpu, Tensor};
 use encoder::{
     Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
-    EncoderForSequenceClassification, EncoderForTokenClassification, Labels, MaskFiller,
-    PackedBatch, Pipeline, Precision, Prompt, QuestionAnswerer, TextClassifier, TokenClassifier,
+    EncoderForSequenceClassification, EncoderForTokenClassification, Labels, LoadOptions,
+    MaskFiller, PackedBatch, Pipeline, Prompt, QuestionAnswerer, TextClassifier, TokenClassifier,
     Tokens,
 };
 use mha::AttentionMask;
@@ -12,8 +12,6 @@ use serde_json::{Value, json};
 
 use super::{CONFIG, Checkpoint, LogitsFn, Outcome, Table, first_value};
 use crate::support::max_difference;
-
-const F32: Precision = Precision::F32;
 
 pub(super) fn cases(t: &mut Table) {
     t.section("task heads");
@@ -32,28 +30,33 @@ fn logits(t: &mut Table) {
             "masked_lm",
             "masked LM, decoder tied to the word embeddings",
             |files, ids, types, mask| {
-                let (model, _) = EncoderForMaskedLm::from_files(files, F32, &Cpu)?;
+                let (model, _) = EncoderForMaskedLm::from_files(files, &LoadOptions::default())?;
                 Ok(model.forward(ids, Some(types), mask)?)
             },
         ),
         ("next_sentence", "next-sentence prediction", |files, ids, types, mask| {
-            let (model, _) = EncoderForNextSentencePrediction::from_files(files, F32, &Cpu)?;
+            let (model, _) =
+                EncoderForNextSentencePrediction::from_files(files, &LoadOptions::default())?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("sequence", "sequence classification", |files, ids, types, mask| {
-            let (model, _) = EncoderForSequenceClassification::from_files(files, F32, &Cpu)?;
+            let (model, _) =
+                EncoderForSequenceClassification::from_files(files, &LoadOptions::default())?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("score", "sequence classification, one label", |files, ids, types, mask| {
-            let (model, _) = EncoderForSequenceClassification::from_files(files, F32, &Cpu)?;
+            let (model, _) =
+                EncoderForSequenceClassification::from_files(files, &LoadOptions::default())?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("token", "token classification", |files, ids, types, mask| {
-            let (model, _) = EncoderForTokenClassification::from_files(files, F32, &Cpu)?;
+            let (model, _) =
+                EncoderForTokenClassification::from_files(files, &LoadOptions::default())?;
             Ok(model.forward(ids, Some(types), mask)?)
         }),
         ("answer", "question answering", |files, ids, types, mask| {
-            let (model, _) = EncoderForQuestionAnswering::from_files(files, F32, &Cpu)?;
+            let (model, _) =
+                EncoderForQuestionAnswering::from_files(files, &LoadOptions::default())?;
             Ok(model.forward(ids, Some(types), mask)?.start)
         }),
     ];
@@ -64,7 +67,7 @@ fn logits(t: &mut Table) {
 
 fn masked_lm_layouts(t: &mut Table) {
     let run = |c: &Checkpoint| -> anyhow::Result<_> {
-        let (model, report) = EncoderForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
+        let (model, report) = EncoderForMaskedLm::from_files(&c.files(), &LoadOptions::default())?;
         let ids = Tensor::new(&[[2u32, 5, 3]], &Cpu)?;
         Ok((model.forward(&ids, None, &AttentionMask::none())?, report.tied.len()))
     };
@@ -109,33 +112,34 @@ fn masked_lm_layouts(t: &mut Table) {
 
 fn text_classifier(t: &mut Table) {
     t.head_case("answer", "a checkpoint without the requested head", |c| {
-        let (model, _) = EncoderForTokenClassification::from_files(&c.files(), F32, &Cpu)?;
+        let (model, _) =
+            EncoderForTokenClassification::from_files(&c.files(), &LoadOptions::default())?;
         Ok(model.labels().names().join(" "))
     });
     t.head_case("sequence", "tagging with a sequence classifier", |c| {
-        let model = TokenClassifier::from_files(&c.files(), F32, &Cpu)?;
+        let model = TokenClassifier::from_files(&c.files(), &LoadOptions::default())?;
         Ok(model.labels().names().join(" "))
     });
     t.head_case("token", "classifying with a token classifier", |c| {
-        let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        let model = TextClassifier::from_files(&c.files(), &LoadOptions::default())?;
         Ok(model.labels().names().join(" "))
     });
     t.head_case("answer", "answering with another class in architectures", |c| {
         c.set_config("architectures", json!(["BertForSequenceClassification"]));
-        let model = QuestionAnswerer::from_files(&c.files(), F32, &Cpu)?;
+        let model = QuestionAnswerer::from_files(&c.files(), &LoadOptions::default())?;
         Ok(model.tokenizer().max_seq_length().to_string())
     });
     t.head_case("score", "reranking scores between 0 and 1", |c| {
-        let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        let model = TextClassifier::from_files(&c.files(), &LoadOptions::default())?;
         let scores = model.rerank("bad cab", &["a cab", "yz"])?;
         Ok(format!("{}", scores.iter().all(|score| (0.0..1.0).contains(score))))
     });
     t.head_case("sequence", "reranking with several labels", |c| {
-        let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        let model = TextClassifier::from_files(&c.files(), &LoadOptions::default())?;
         Ok(format!("{:?}", model.rerank("a", &["b"])?))
     });
     let kind_of_scores = |c: &Checkpoint| -> Outcome {
-        let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        let model = TextClassifier::from_files(&c.files(), &LoadOptions::default())?;
         let scores = &model.classify(&["a cab"])?[0];
         let in_unit_range = scores.iter().all(|score| (0.0..1.0).contains(score));
         let sum = (scores.iter().sum::<f32>() * 1e4).round() / 1e4;
@@ -164,7 +168,7 @@ fn cross_encoder(t: &mut Table) {
         }]);
         c.set_file("modules.json", modules.to_string())
             .set_file("config_sentence_transformers.json", settings.to_string());
-        let model = TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        let model = TextClassifier::from_files(&c.files(), &LoadOptions::default())?;
         let without = model.tokenize_pairs("bad cab", &["a"], Prompt::None)?;
         let with = model.tokenize_pairs("bad cab", &["a"], Prompt::Default)?;
         let named = model.tokenize_pairs("bad cab", &["a"], Prompt::Named("topic"));
@@ -192,14 +196,15 @@ fn cross_encoder(t: &mut Table) {
             "path": ""}, {"type": "sentence_transformers.base.modules.Dense", "path": "1_Dense"}]);
         c.set_file("modules.json", modules.to_string());
         c.set_file("config_sentence_transformers.json", r#"{"model_type": "CrossEncoder"}"#);
-        TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        TextClassifier::from_files(&c.files(), &LoadOptions::default())?;
         Ok("loaded".to_string())
     });
 }
 
 fn edge_cases(t: &mut Table) {
     t.head_case("sequence", "an empty sequence in a packed batch", |c| {
-        let (model, _) = EncoderForSequenceClassification::from_files(&c.files(), F32, &Cpu)?;
+        let (model, _) =
+            EncoderForSequenceClassification::from_files(&c.files(), &LoadOptions::default())?;
         let mut batch = PackedBatch::default();
         for ids in [&[1u32][..], &[], &[2]] {
             batch.push(ids, &vec![0; ids.len()])?;
@@ -214,13 +219,14 @@ fn edge_cases(t: &mut Table) {
         ("the only mask beyond the maximum length", "b ".repeat(40) + "[MASK]"),
     ] {
         t.head_case("masked_lm", case, |c| {
-            let filled = MaskFiller::from_files(&c.files(), F32, &Cpu)?.fill(&text, 1)?;
+            let filled =
+                MaskFiller::from_files(&c.files(), &LoadOptions::default())?.fill(&text, 1)?;
             Ok(format!("{} filled", filled.len()))
         });
     }
     t.head_case("score", "sentence_transformers with a numeric value", |c| {
         c.set_config("sentence_transformers", json!({"activation_fn": null, "version": 4}));
-        TextClassifier::from_files(&c.files(), F32, &Cpu)?;
+        TextClassifier::from_files(&c.files(), &LoadOptions::default())?;
         Ok("loaded".to_string())
     });
     t.head_case("sequence", "num_labels 3 with two entries in id2label", |c| {
@@ -231,7 +237,7 @@ fn edge_cases(t: &mut Table) {
     t.head_case("masked_lm", "predictions.bias and decoder.bias", |c| {
         let ids = Tensor::new(&[[7u32, 5]], &Cpu)?;
         let score = |c: &Checkpoint| -> anyhow::Result<f32> {
-            let (model, _) = EncoderForMaskedLm::from_files(&c.files(), F32, &Cpu)?;
+            let (model, _) = EncoderForMaskedLm::from_files(&c.files(), &LoadOptions::default())?;
             Ok(first_value(&model.forward(&ids, None, &AttentionMask::none())?)?)
         };
         let before = score(c)?;
@@ -240,7 +246,10 @@ fn edge_cases(t: &mut Table) {
         Ok(format!("{:.3} higher, from decoder.bias", score(c)? - before))
     });
     t.head_case("masked_lm", "a text without a mask", |c| {
-        Ok(format!("{:?}", MaskFiller::from_files(&c.files(), F32, &Cpu)?.fill("a", 1)?))
+        Ok(format!(
+            "{:?}",
+            MaskFiller::from_files(&c.files(), &LoadOptions::default())?.fill("a", 1)?
+        ))
     });
 }
 
@@ -253,7 +262,7 @@ fn token_classifier(t: &mut Table) {
         Aggregation::Max,
     ] {
         t.head_case("tagger", &format!("aggregation {aggregation:?}"), |c| {
-            let model = TokenClassifier::from_files(&c.files(), F32, &Cpu)?;
+            let model = TokenClassifier::from_files(&c.files(), &LoadOptions::default())?;
             let entities = model.classify("Café bead, Abba (cab) ébb faced", aggregation)?;
             let entities = entities
                 .iter()
@@ -265,11 +274,11 @@ fn token_classifier(t: &mut Table) {
 
 fn question_answerer(t: &mut Table) {
     t.head_case("answer", "a question longer than the maximum length", |c| {
-        let model = QuestionAnswerer::from_files(&c.files(), F32, &Cpu)?;
+        let model = QuestionAnswerer::from_files(&c.files(), &LoadOptions::default())?;
         Ok(format!("{:?}", model.answer(&"a ".repeat(500), "b", 1)?))
     });
     t.head_case("answer", "the two best answers", |c| {
-        let model = QuestionAnswerer::from_files(&c.files(), F32, &Cpu)?;
+        let model = QuestionAnswerer::from_files(&c.files(), &LoadOptions::default())?;
         let text = "A café fed, a cab: bead";
         let output = model.answer("bad?", text, 2)?;
         let parts: Vec<&str> = output.answers.iter().map(|a| &text[a.range.clone()]).collect();

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, fs, path::Path, sync::LazyLock};
 
 use candle_core::{DType, Device::Cpu, IndexOp, Tensor};
 use encoder::{
-    Embedder, EncoderModel, LoadReport, ModelConfig, ModelFiles, Precision, TextTokenizer,
+    Embedder, EncoderModel, LoadOptions, LoadReport, ModelConfig, ModelFiles, TextTokenizer,
 };
 use mha::AttentionMask;
 use serde_json::{Value, json};
@@ -150,11 +150,11 @@ impl Checkpoint {
     }
 
     fn embedder(&self) -> anyhow::Result<Embedder> {
-        Ok(Embedder::from_files(&self.files(), Precision::F32, &Cpu)?)
+        Ok(Embedder::from_files(&self.files(), &LoadOptions::default())?)
     }
 
     fn hidden_states(&self, ids: &[u32]) -> anyhow::Result<Tensor> {
-        let (model, _) = EncoderModel::from_files(&self.files(), Precision::F32, &Cpu)?;
+        let (model, _) = EncoderModel::from_files(&self.files(), &LoadOptions::default())?;
         let ids = Tensor::new(ids, &Cpu)?.unsqueeze(0)?;
         let out = model.forward(&ids, None, &AttentionMask::none())?;
         Ok(out.last_hidden_state.squeeze(0)?) // (T, E)
@@ -212,13 +212,13 @@ fn compare(reference: &str, difference: f64) -> String {
 /// describes the report.
 fn check_encoder(files: &ModelFiles) -> Outcome {
     let run = |files: &ModelFiles| -> anyhow::Result<(Tensor, LoadReport)> {
-        let (model, report) = EncoderModel::from_files(files, Precision::F32, &Cpu)?;
+        let (model, report) = EncoderModel::from_files(files, &LoadOptions::default())?;
         let ids = Tensor::new(&[[7u32, 50, 100]], &Cpu)?;
         Ok((model.forward(&ids, None, &AttentionMask::none())?.last_hidden_state, report))
     };
     static UNMODIFIED_STATES: LazyLock<Tensor> = LazyLock::new(|| {
         let (model, _) =
-            EncoderModel::from_files(&UNMODIFIED.files(), Precision::F32, &Cpu).unwrap();
+            EncoderModel::from_files(&UNMODIFIED.files(), &LoadOptions::default()).unwrap();
         let ids = Tensor::new(&[[7u32, 50, 100]], &Cpu).unwrap();
         model.forward(&ids, None, &AttentionMask::none()).unwrap().last_hidden_state
     });

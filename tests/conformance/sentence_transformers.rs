@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{DType, Device::Cpu, IndexOp, Tensor};
 use encoder::{
-    EmbedOptions, Embedder, MaskFiller, ModelFiles, Pooling, PoolingMode, Precision, Prompt,
+    EmbedOptions, Embedder, LoadOptions, MaskFiller, ModelFiles, Pooling, PoolingMode, Prompt,
 };
 use serde_json::json;
 
@@ -189,7 +189,7 @@ fn folders(t: &mut Table) {
     t.case("no modules.json, pooling chosen by the caller", |c| {
         c.set_file("vocab.txt", VOCAB);
         let pooling = Pooling::new(&[PoolingMode::Cls])?;
-        let embedder = Embedder::from_transformer(&c.files(), pooling, Precision::F32, &Cpu)?;
+        let embedder = Embedder::from_transformer(&c.files(), pooling, &LoadOptions::default())?;
         let got = embedder.embed(&["a b"])?.squeeze(0)?;
         let expected = c.hidden_states(&[2, 5, 6, 3])?.i(0)?;
         Ok(compare("the formula", max_difference(&got, &expected)?))
@@ -204,7 +204,7 @@ fn folders(t: &mut Table) {
         let modules = modules.replacen("\"path\":\"\"", "\"path\":\"0_BERT\"", 1);
         files.insert("modules.json".into(), modules.into_bytes());
         let files = ModelFiles::memory("m", files);
-        let got = Embedder::from_files(&files, Precision::F32, &Cpu)?.embed(&["a b"])?;
+        let got = Embedder::from_files(&files, &LoadOptions::default())?.embed(&["a b"])?;
         Ok(compare(
             "the formula",
             max_difference(&got.squeeze(0)?, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)?,
@@ -227,15 +227,19 @@ fn folders(t: &mut Table) {
             MODEL_CONFIG,
             r#"{"model_type": "CrossEncoder", "prompts": {"q": "c "}, "default_prompt_name": "q"}"#,
         );
-        let embedder =
-            Embedder::from_transformer(&c.files(), PoolingMode::Mean.into(), Precision::F32, &Cpu)?;
+        let embedder = Embedder::from_transformer(
+            &c.files(),
+            PoolingMode::Mean.into(),
+            &LoadOptions::default(),
+        )?;
         let got = embedder.embed(&["a b"])?.squeeze(0)?;
         Ok(compare("the formula", max_difference(&got, &c.hidden_states(&[2, 5, 6, 3])?.mean(0)?)?))
     });
     t.head_case("masked_lm", "fill-mask with an unsupported modules.json", |c| {
         let modules = json!([{"type": "pylate.models.Splade", "path": ""}]);
         c.set_file("modules.json", modules.to_string());
-        let filled = MaskFiller::from_files(&c.files(), Precision::F32, &Cpu)?.fill("[MASK]", 1)?;
+        let filled =
+            MaskFiller::from_files(&c.files(), &LoadOptions::default())?.fill("[MASK]", 1)?;
         Ok(format!("{} filled", filled.len()))
     });
 }

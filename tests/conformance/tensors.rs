@@ -1,7 +1,7 @@
 //! Tensor names and dtypes, load reports and inspection.
 
 use candle_core::{DType, Device::Cpu, Tensor};
-use encoder::{BertDecoder, EncoderDecoder, EncoderForMaskedLm, Inspection, Precision};
+use encoder::{BertDecoder, EncoderDecoder, EncoderForMaskedLm, Inspection, LoadOptions};
 use serde_json::json;
 
 use super::{CONFIG, Checkpoint, Outcome, QUERY_WEIGHT, Table};
@@ -88,7 +88,7 @@ pub(super) fn reports(t: &mut Table) {
         c.set_config("num_hidden_layers", json!(4)).check_encoder().map_err(without_details)
     });
     t.head_case("masked_lm", "tied tensors, and the keys of the report's JSON", |c| {
-        let (_, report) = EncoderForMaskedLm::from_files(&c.files(), Precision::F32, &Cpu)?;
+        let (_, report) = EncoderForMaskedLm::from_files(&c.files(), &LoadOptions::default())?;
         let json = serde_json::to_value(report)?;
         let keys: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
         Ok(format!("{} of {}", json["tied"], keys.join(" ")))
@@ -122,11 +122,11 @@ pub(super) fn inspections(t: &mut Table) {
         inspect(c)
     });
     t.case_from(Checkpoint::golden("bert_lm"), "a decoder, loaded", |c| {
-        let (model, report) = BertDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+        let (model, report) = BertDecoder::from_files(&c.files(), &LoadOptions::default())?;
         Ok(format!("{} tensors, {} layers", report.loaded.len(), model.config().num_hidden_layers))
     });
     t.case_from(Checkpoint::golden("bert2bert"), "an encoder-decoder, loaded", |c| {
-        let (_, report) = EncoderDecoder::from_files(&c.files(), Precision::F32, &Cpu)?;
+        let (_, report) = EncoderDecoder::from_files(&c.files(), &LoadOptions::default())?;
         Ok(format!("{} tensors", report.loaded.len()))
     });
 }

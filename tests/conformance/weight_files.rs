@@ -2,8 +2,7 @@
 
 use std::{collections::HashMap, fs};
 
-use candle_core::Device::Cpu;
-use encoder::{EncoderForSequenceClassification, ModelFiles, Precision};
+use encoder::{EncoderForSequenceClassification, LoadOptions, ModelFiles};
 use serde_json::{Value, json};
 
 use super::{CONFIG, Checkpoint, LogitsFn, QUERY_WEIGHT, Table, WEIGHTS, check_encoder};
@@ -33,7 +32,8 @@ pub(super) fn sources(t: &mut Table) {
     });
     let fixture = |name| fs::read(golden(&format!("pickled/{name}"))).unwrap();
     let logits: LogitsFn = |files, ids, types, mask| {
-        let (model, _) = EncoderForSequenceClassification::from_files(files, Precision::F32, &Cpu)?;
+        let (model, _) =
+            EncoderForSequenceClassification::from_files(files, &LoadOptions::default())?;
         Ok(model.forward(ids, Some(types), mask)?)
     };
     for (case, file) in [

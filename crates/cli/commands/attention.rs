@@ -140,9 +140,9 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Runs the model on the text, and returns the weights of the chosen kind, and a title for them.
 fn read(args: &Args) -> Result<(TextAttention, String)> {
-    let files = args.compute.with_cache(model_files::open_or_builtin(args.model.as_deref())?);
-    let (precision, device) = args.compute.start()?;
-    let reader = AttentionReader::from_files(&files, precision, &device)?;
+    let files = model_files::open_or_builtin(args.model.as_deref())?;
+    let options = args.compute.start()?;
+    let reader = AttentionReader::from_files(&files, &options)?;
     let mut all = reader.read(&args.text, args.pair.as_deref())?;
     let chosen = match args.kind.map(AttentionKind::from) {
         None => all.len() - 1,

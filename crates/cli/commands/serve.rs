@@ -23,7 +23,7 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 
 use crate::{
     arguments::{positive, usage_error},
-    compute::{Machine, precision},
+    compute::Machine,
     is_colored, messages, model, model_files,
 };
 
@@ -443,11 +443,10 @@ fn default_name(model: &str) -> String {
 /// Loads the models, in their order.
 fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
     let load = |Source { name, model, dtype, pooling }: &Source| {
-        let files = machine.with_cache(model_files::open_or_builtin(model.as_deref())?);
+        let files = model_files::open_or_builtin(model.as_deref())?;
         let log = |choice: &str| tracing::info!(name, "{choice}");
-        let device = machine.device(*dtype == Some(Precision::Int8), log)?;
-        let precision = precision(*dtype, &device);
-        let model = Model::from_files(&files, pooling.clone(), precision, &device)
+        let options = machine.options(*dtype, log)?;
+        let model = Model::from_files(&files, pooling.clone(), &options)
             .map_err(|error| anyhow!("model {name:?} cannot be served: {error}"))?;
         tracing::info!(name, task = model.task_name(), dtype = model.dtype(), "loaded");
         Ok((name.clone(), model))

@@ -14,13 +14,12 @@
 //! # Examples
 //! Embed two records, and search for a third text:
 //! ```
-//! use candle_core::Device;
 //! use corpus::{EmbedRun, RecordSource, VectorFile};
-//! use encoder::{EmbedOptions, Embedder, Precision, Search};
+//! use encoder::{EmbedOptions, Embedder, LoadOptions, Search};
 //!
 //! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 //! let model = "weights/all-MiniLM-L6-v2";
-//! let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+//! let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
 //! let dir = tempfile::tempdir()?;
 //! let (input, output) = (dir.path().join("texts.csv"), dir.path().join("vectors.parquet"));
 //! std::fs::write(&input, "id,text\n7,A man is eating food.\n8,It snows.\n")?;

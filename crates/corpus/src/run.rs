@@ -29,13 +29,12 @@ use crate::{
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
 /// use corpus::{EmbedRun, RecordSource, VectorFile};
-/// use encoder::{EmbedOptions, Embedder, Precision};
+/// use encoder::{EmbedOptions, Embedder, LoadOptions};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let model = "weights/all-MiniLM-L6-v2";
-/// let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+/// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
 /// let dir = tempfile::tempdir()?;
 /// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));
 /// std::fs::write(&input, "A man is eating food.\nIt snows.\n")?;
@@ -189,13 +188,12 @@ impl EmbedRun {
     /// ```
     /// use std::sync::{Arc, atomic::AtomicBool};
     ///
-    /// use candle_core::Device;
     /// use corpus::{EmbedRun, Error, RecordSource};
-    /// use encoder::{EmbedOptions, Embedder, Precision};
+    /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let model = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
     /// let dir = tempfile::tempdir()?;
     /// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));
     /// std::fs::write(&input, "It snows.\n")?;

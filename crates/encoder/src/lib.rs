@@ -41,12 +41,11 @@
 //! # Examples
 //! Embed sentences:
 //! ```
-//! use candle_core::Device;
-//! use encoder::{Embedder, Precision};
+//! use encoder::{Embedder, LoadOptions};
 //!
 //! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 //! let dir = "weights/all-MiniLM-L6-v2";
-//! let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+//! let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 //! let e = embedder.embed(&["I love AI"])?; // (1, 384)
 //! let length = e.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?;
 //! assert!((length - 1.0).abs() < 1e-6);
@@ -73,7 +72,9 @@ pub use choice::{Choice, phrase};
 pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use load::{DownloadProgress, Hub};
-pub use load::{LoadReport, Mismatched, Missing, ModelFiles, PackedCache, PackedCacheFile};
+pub use load::{
+    LoadOptions, LoadReport, Mismatched, Missing, ModelFiles, PackedCache, PackedCacheFile,
+};
 pub use mha::{self, Activation};
 pub use models::{
     AnswerScores, BertConfig, BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory,

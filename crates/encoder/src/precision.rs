@@ -30,13 +30,13 @@ crate::choices! {
     ///
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{Embedder, Precision};
+    /// use encoder::{Embedder, LoadOptions, Precision};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let embed = |precision| {
     ///     let dir = "weights/all-MiniLM-L6-v2";
-    ///     Embedder::from_dir(dir, precision, &Device::Cpu)?.embed(&["I love AI"])
+    ///     let options = LoadOptions::default().with_precision(precision);
+    ///     Embedder::from_dir(dir, &options)?.embed(&["I love AI"])
     /// };
     /// let exact = embed(Precision::F32)?;
     /// for (precision, minimum) in [(Precision::Bf16, 0.9999), (Precision::Int8, 0.998)] {

@@ -3,13 +3,12 @@
 //!
 //! # Examples
 //! ```
-//! use candle_core::Device;
-//! use encoder::{AttentionReader, Precision};
+//! use encoder::{AttentionReader, LoadOptions};
 //! use picture::{HeadChoice, choose, document};
 //!
 //! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 //! let dir = "weights/all-MiniLM-L6-v2";
-//! let reader = AttentionReader::from_dir(dir, Precision::F32, &Device::Cpu)?;
+//! let reader = AttentionReader::from_dir(dir, &LoadOptions::default())?;
 //! let attention = reader.read("I love AI", None)?.remove(0);
 //! let chosen = choose(&attention, Some(1), HeadChoice::One(8))?;
 //! assert!((chosen[0].rows[1][2] - 0.87).abs() < 0.01); // from "i" to "love"

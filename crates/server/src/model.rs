@@ -10,10 +10,10 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use encoder::{
-    AttentionReader, Choice, Embedder, EncoderModel, Inspection, ModelFiles, PackedBatch, Pipeline,
-    Pooling, Precision, TaskVisitor, TextTokenizer, Tokens, for_each_task,
+    AttentionReader, Choice, Embedder, EncoderModel, Inspection, LoadOptions, ModelFiles,
+    PackedBatch, Pipeline, Pooling, Precision, TaskVisitor, TextTokenizer, Tokens, for_each_task,
 };
 
 use crate::engine::{Compute, Key, KeyKind, Sequence, Target};
@@ -22,13 +22,12 @@ use crate::engine::{Compute, Key, KeyKind, Sequence, Target};
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
-/// use encoder::{ModelFiles, Precision};
+/// use encoder::{LoadOptions, ModelFiles};
 /// use server::Model;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
-/// let model = Model::from_files(&files, None, Precision::F32, &Device::Cpu)?;
+/// let model = Model::from_files(&files, None, &LoadOptions::default())?;
 /// assert_eq!((model.task_name(), model.max_input_length()), ("embedding", 256));
 /// # Ok::<(), server::Error>(())
 /// ```
@@ -113,13 +112,13 @@ impl Model {
     pub fn from_files(
         files: &ModelFiles,
         pooling: Option<Pooling>,
-        precision: Precision,
-        device: &Device,
+        options: &LoadOptions,
     ) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let task = Task::from_files(files, pooling, precision, device)?;
+        let task = Task::from_files(files, pooling, options)?;
         let attention = AttentionReader::from_encoder(task.encoder.clone(), task.tokenizer.clone());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let precision = options.precision;
         Ok(Self { number, task, attention, precision, created: SystemTime::now() })
     }
 
@@ -213,11 +212,10 @@ impl Task {
     fn from_files(
         files: &ModelFiles,
         pooling: Option<Pooling>,
-        precision: Precision,
-        device: &Device,
+        options: &LoadOptions,
     ) -> Result<Self, Error> {
         if let Some(pooling) = pooling {
-            return Ok(Embedder::from_transformer(files, pooling, precision, device)?.into());
+            return Ok(Embedder::from_transformer(files, pooling, options)?.into());
         }
         let Inspection { runs_as, mut problems, weights, .. } = Inspection::new(files);
         if weights.is_none() {
@@ -225,9 +223,9 @@ impl Task {
             problems.truncate(1);
         }
         if runs_as.contains(&"Embedder") {
-            return Ok(Embedder::from_files(files, precision, device)?.into());
+            return Ok(Embedder::from_files(files, options)?.into());
         }
-        let mut load = Load { runs_as: &runs_as, files, precision, device, task: None };
+        let mut load = Load { runs_as: &runs_as, files, options, task: None };
         for_each_task(&mut load);
         match load.task {
             Some(task) => Ok(task?),
@@ -258,15 +256,14 @@ impl From<Embedder> for Task {
 struct Load<'a> {
     runs_as: &'a [&'static str],
     files: &'a ModelFiles,
-    precision: Precision,
-    device: &'a Device,
+    options: &'a LoadOptions,
     task: Option<encoder::Result<Task>>,
 }
 
 impl TaskVisitor for Load<'_> {
     fn visit<P: Pipeline>(&mut self) {
         if self.task.is_none() && self.runs_as.contains(&P::MODEL) {
-            let pipeline = P::load(self.files, self.precision, self.device);
+            let pipeline = P::load(self.files, self.options);
             self.task = Some(pipeline.map(|pipeline| Task {
                 name: P::TASK,
                 tokenizer: pipeline.tokenizer().clone(),

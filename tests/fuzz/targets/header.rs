@@ -2,15 +2,14 @@
 //! header followed by zeros, where the first two bytes of the input give the number of zeros.
 #![no_main]
 
-use candle_core::Device;
-use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
+use encoder::{EncoderModel, Inspection, LoadOptions, ModelFiles};
 
 fn load(weights: Vec<u8>) {
     let config = include_bytes!("../../golden/bert_gelu/config.json").to_vec();
     let files = [("config.json", config), ("model.safetensors", weights)];
     let files = ModelFiles::memory("fuzz", files);
     Inspection::new(&files);
-    let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
+    let _ = EncoderModel::from_files(&files, &LoadOptions::default());
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -3,8 +3,7 @@
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
-use candle_core::Device;
-use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
+use encoder::{EncoderModel, Inspection, LoadOptions, ModelFiles};
 use safetensors::{SafeTensors, tensor::TensorView};
 
 /// Two shards of the golden model: the tensors with even and with odd indices in the order of their
@@ -30,5 +29,5 @@ libfuzzer_sys::fuzz_target!(|json: &[u8]| {
     ];
     let files = ModelFiles::memory("fuzz", files);
     Inspection::new(&files);
-    let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
+    let _ = EncoderModel::from_files(&files, &LoadOptions::default());
 });

@@ -2,8 +2,7 @@
 //! the first three pickles of a file from before PyTorch 1.6.
 #![no_main]
 
-use candle_core::Device;
-use encoder::{EncoderModel, Inspection, ModelFiles, Precision};
+use encoder::{EncoderModel, Inspection, LoadOptions, ModelFiles};
 
 /// Magic number, protocol version and system: the first three pickles of a file from before PyTorch
 /// 1.6.
@@ -14,7 +13,7 @@ fn load(weights: Vec<u8>) {
     let files = [("config.json", config), ("pytorch_model.bin", weights)];
     let files = ModelFiles::memory("fuzz", files);
     Inspection::new(&files);
-    let _ = EncoderModel::from_files(&files, Precision::F32, &Device::Cpu);
+    let _ = EncoderModel::from_files(&files, &LoadOptions::default());
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -15,7 +15,6 @@ use serde_json::Value;
 
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
-use super::packed_cache::PackedCache;
 use crate::{Error, Result};
 
 /// The files of a model: in a folder, in memory, or on the hub.
@@ -39,7 +38,6 @@ pub struct ModelFiles {
     prefix: String,
     /// The name of the weights file, if the caller chose it.
     weights: Option<String>,
-    packed_cache: Option<PackedCache>,
 }
 
 #[derive(Clone, Debug)]
@@ -117,7 +115,7 @@ impl ModelFiles {
     }
 
     fn from_source(source: Source) -> Self {
-        Self { source, prefix: String::new(), weights: None, packed_cache: None }
+        Self { source, prefix: String::new(), weights: None }
     }
 
     /// The files of a subfolder; an empty name gives this folder.
@@ -129,31 +127,6 @@ impl ModelFiles {
                 Self { prefix, weights: None, ..self.clone() }
             }
         }
-    }
-
-    /// Sets the cache in which the weights of an encoder and its head are stored, packed for the
-    /// CPU kernels. With `None`, the default, no cache is used.
-    ///
-    /// # Examples
-    /// ```
-    /// use candle_core::Device::Cpu;
-    /// use encoder::{Embedder, ModelFiles, PackedCache, Precision};
-    ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let folder = tempfile::tempdir().unwrap();
-    /// let cache = PackedCache::new(folder.path());
-    /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?.with_packed_cache(Some(cache));
-    /// let packed = Embedder::from_files(&files, Precision::F32, &Cpu)?.embed(&["I love AI"])?;
-    /// let mapped = Embedder::from_files(&files, Precision::F32, &Cpu)?.embed(&["I love AI"])?;
-    /// assert_eq!(packed.to_vec2::<f32>()?, mapped.to_vec2::<f32>()?);
-    /// # Ok::<(), encoder::Error>(())
-    /// ```
-    pub fn with_packed_cache(self, cache: Option<PackedCache>) -> Self {
-        Self { packed_cache: cache, ..self }
-    }
-
-    pub(crate) fn packed_cache(&self) -> Option<&PackedCache> {
-        self.packed_cache.as_ref()
     }
 
     /// Whether reading a file may download it.

@@ -6,6 +6,7 @@ mod files;
 #[cfg(feature = "hub")]
 mod hub;
 mod names;
+mod options;
 mod packed_cache;
 mod pickle;
 mod report;
@@ -28,6 +29,7 @@ pub use files::ModelFiles;
 pub(crate) use files::{parse_json, parse_value};
 #[cfg(feature = "hub")]
 pub use hub::{DownloadProgress, Hub};
+pub use options::LoadOptions;
 pub use packed_cache::{PackedCache, PackedCacheFile};
 pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::write;

@@ -58,7 +58,7 @@ const CHECKSUM: &str = "checksum";
 /// the weights, and processes of one machine share the memory. The results are bit-identical.
 ///
 /// Applies to encoders on a CPU, in f32, bf16 and int8; see
-/// [`ModelFiles::with_packed_cache`](crate::ModelFiles::with_packed_cache).
+/// [`LoadOptions::with_cache`](crate::LoadOptions::with_cache).
 ///
 /// A file must not be changed while a process maps it; it may be deleted or replaced by renaming
 /// another file over it, as this type does. Concurrent processes of one machine can use one folder.
@@ -67,15 +67,16 @@ const CHECKSUM: &str = "checksum";
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
-/// use encoder::{Embedder, ModelFiles, PackedCache, Precision};
+/// use encoder::{Embedder, LoadOptions, PackedCache};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let folder = tempfile::tempdir().unwrap();
 /// let cache = PackedCache::new(folder.path());
-/// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?.with_packed_cache(Some(cache.clone()));
-/// Embedder::from_files(&files, Precision::F32, &Device::Cpu)?; // packs, and writes a file
-/// Embedder::from_files(&files, Precision::F32, &Device::Cpu)?; // maps the file
+/// let options = LoadOptions::default().with_cache(cache.clone());
+/// let dir = "weights/all-MiniLM-L6-v2";
+/// let packed = Embedder::from_dir(dir, &options)?.embed(&["I love AI"])?; // writes a file
+/// let mapped = Embedder::from_dir(dir, &options)?.embed(&["I love AI"])?; // maps the file
+/// assert_eq!(packed.to_vec2::<f32>()?, mapped.to_vec2::<f32>()?);
 /// assert_eq!(cache.files()?.len(), 1);
 /// # Ok::<(), encoder::Error>(())
 /// ```

@@ -9,12 +9,11 @@ use serde::Serialize;
 /// # Examples
 /// A checkpoint in f16, of which every tensor is loaded:
 /// ```
-/// use candle_core::Device;
-/// use encoder::{Embedder, Precision};
+/// use encoder::{Embedder, LoadOptions};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "weights/all-MiniLM-L6-v2";
-/// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 /// let report = embedder.report();
 /// assert!(report.is_complete());
 /// assert_eq!((report.parameters, report.loaded.len()), (22_713_216, 103));

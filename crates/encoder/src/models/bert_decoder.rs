@@ -8,7 +8,7 @@ use candle_nn::VarBuilder;
 use mha::{KvCache, Memory};
 
 use crate::{
-    BertConfig, DecoderLayer, Error, InputEmbeddings, LoadReport, ModelFiles, Precision, Result,
+    BertConfig, DecoderLayer, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles, Result,
     load::{self, CONFIG, Naming, config_json},
     models::{bert, common_keys::refuse, lm_head::LmHead},
     text::packing::{as_u32, tables},
@@ -159,24 +159,17 @@ impl BertDecoder {
     /// # Errors
     /// The errors of [`crate::EncoderModel::from_dir`]; [`Error::Unsupported`] if `is_decoder` is
     /// not set.
-    pub fn from_dir(
-        dir: impl AsRef<Path>,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(
-        files: &ModelFiles,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        let (dtype, compute_type) = precision.on(device)?;
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        let device = &options.device;
+        let (dtype, compute_type) = options.precision.on(device)?;
         let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
         let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {

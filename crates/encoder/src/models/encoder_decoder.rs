@@ -13,7 +13,7 @@ use mha::{AttentionMask, HeadWeights, Linear};
 
 use crate::{
     BertDecoder, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, EncoderModel, Error,
-    GenerateConfig, LoadReport, ModelFiles, Precision, Result,
+    GenerateConfig, LoadOptions, LoadReport, ModelFiles, Result,
     load::{self, CONFIG, Naming, WEIGHTS, config_json},
     models::{encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
 };
@@ -27,10 +27,10 @@ const GENERATION: &str = "generation_config.json";
 /// A small model with random weights. The expected tokens are those of transformers:
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{EncoderDecoder, GenerateConfig, Precision};
+/// use encoder::{EncoderDecoder, GenerateConfig, LoadOptions};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let (model, _) = EncoderDecoder::from_dir("tests/golden/bert2bert", Precision::F32, &Cpu)?;
+/// let (model, _) = EncoderDecoder::from_dir("tests/golden/bert2bert", &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[36u32, 52, 9, 39, 22, 42, 34]], &Cpu)?; // (B, S)
 /// let sequences = model.generate(&input_ids, None, &GenerateConfig::greedy(8))?;
 /// assert_eq!(sequences, [[1, 28, 28, 28, 43, 43, 43, 43]]);
@@ -83,24 +83,17 @@ impl EncoderDecoder {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`].
-    pub fn from_dir(
-        dir: impl AsRef<Path>,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(
-        files: &ModelFiles,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        let (dtype, compute_type) = precision.on(device)?;
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        let device = &options.device;
+        let (dtype, compute_type) = options.precision.on(device)?;
         let mut config =
             EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
         (config.encoder.compute_type, config.decoder.compute_type) = (compute_type, compute_type);

@@ -7,8 +7,8 @@ use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights, Linear, ops::CudaGraphCache};
 
 use crate::{
-    Encoder, EncoderConfig, Error, InputEmbeddings, LoadReport, ModelFiles, PackedBatch, Precision,
-    Result, SequencePooling,
+    Encoder, EncoderConfig, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles,
+    PackedBatch, Result, SequencePooling,
     models::load_encoder::load_encoder,
     text::packing::{as_u32, scatter, tables},
 };
@@ -23,12 +23,12 @@ const TOKENS_PER_THREAD: usize = 128;
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{EncoderModel, Precision};
+/// use encoder::{EncoderModel, LoadOptions};
 /// use mha::AttentionMask;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "weights/all-MiniLM-L6-v2";
-/// let (model, report) = EncoderModel::from_dir(dir, Precision::F32, &Cpu)?;
+/// let (model, report) = EncoderModel::from_dir(dir, &LoadOptions::default())?;
 /// assert_eq!(report.parameters, 22_713_216);
 ///
 /// // [CLS] hello [SEP], then padding
@@ -98,7 +98,7 @@ impl EncoderModel {
 
     /// Loads `config.json` and the weights of a folder in Hugging Face's format. The report lists
     /// the loaded tensors. The weights may be stored as f32, f16, bf16 or f64, for every
-    /// `precision`.
+    /// precision.
     ///
     /// # Errors
     /// - [`Error::NoFolder`] if the folder does not exist; [`Error::NoFile`] if a file does not
@@ -111,24 +111,16 @@ impl EncoderModel {
     ///   folder with an adapter; the errors of [`EncoderConfig::check`]
     /// - [`Error::Precision`] if the device does not support the precision
     /// - [`Error::Checkpoint`] with all tensors that are missing, mismatched or unexpected
-    pub fn from_dir(
-        dir: impl AsRef<Path>,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(
-        files: &ModelFiles,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<(Self, LoadReport)> {
-        load_encoder(files, precision, device, |config, _, vb| {
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        load_encoder(files, options, |config, _, vb| {
             Self::new(&config.encoder, has_pooler(&vb), vb)
         })
     }
@@ -258,12 +250,12 @@ impl EncoderModel {
     /// # Examples
     /// ```
     /// use candle_core::{Device::Cpu, Tensor};
-    /// use encoder::{EncoderModel, Precision};
+    /// use encoder::{EncoderModel, LoadOptions};
     /// use mha::{AttentionMask, HeadWeights};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let (model, _) = EncoderModel::from_dir(dir, Precision::F32, &Cpu)?;
+    /// let (model, _) = EncoderModel::from_dir(dir, &LoadOptions::default())?;
     /// let ids = Tensor::new(&[[101u32, 1045, 2293, 9932, 102]], &Cpu)?; // I love AI
     /// let head_3_of_layer_4 = |layer| match layer {
     ///     4 => HeadWeights::Heads(vec![3]),

@@ -4,13 +4,13 @@
 
 use std::path::Path;
 
-use candle_core::{D, Device, Module, Tensor};
+use candle_core::{D, Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, Linear};
 
 use crate::{
-    Activation, EncoderModel, Labels, LoadReport, ModelConfig, ModelFiles, PackedBatch, Precision,
-    Result, SequencePooling,
+    Activation, EncoderModel, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,
+    PackedBatch, Result, SequencePooling,
     block::Norm,
     models::{
         encoder_model::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder,
@@ -29,10 +29,9 @@ macro_rules! loaders {
             /// tensors are missing; for a head with labels, the errors of [`Labels::from_json`].
             pub fn from_dir(
                 dir: impl AsRef<Path>,
-                precision: Precision,
-                device: &Device,
+                options: &LoadOptions,
             ) -> Result<(Self, LoadReport)> {
-                Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+                Self::from_files(&ModelFiles::dir(dir)?, options)
             }
 
             /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
@@ -42,11 +41,10 @@ macro_rules! loaders {
             /// lists.
             pub fn from_files(
                 files: &ModelFiles,
-                precision: Precision,
-                device: &Device,
+                options: &LoadOptions,
             ) -> Result<(Self, LoadReport)> {
                 let build: fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<Self> = $build;
-                load_encoder(files, precision, device, build)
+                load_encoder(files, options, build)
             }
 
             /// The encoder below the head.
@@ -69,12 +67,12 @@ loaders!(EncoderForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 /// A small model with random weights. The expected values are PyTorch's:
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{EncoderForMaskedLm, Precision};
+/// use encoder::{EncoderForMaskedLm, LoadOptions};
 /// use mha::AttentionMask;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/masked_lm";
-/// let (model, _) = EncoderForMaskedLm::from_dir(dir, Precision::F32, &Cpu)?;
+/// let (model, _) = EncoderForMaskedLm::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 4, 7, 3]], &Cpu)?; // [CLS] a [MASK] c [SEP]
 /// let logits = model.forward(&input_ids, None, &AttentionMask::none())?; // (1, 5, 53)
 /// let of_mask = logits.get(0)?.get(2)?;
@@ -130,12 +128,12 @@ impl EncoderForMaskedLm {
 /// A small model with random weights. The expected values are PyTorch's:
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{EncoderForNextSentencePrediction, Precision};
+/// use encoder::{EncoderForNextSentencePrediction, LoadOptions};
 /// use mha::AttentionMask;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/next_sentence";
-/// let (model, _) = EncoderForNextSentencePrediction::from_dir(dir, Precision::F32, &Cpu)?;
+/// let (model, _) = EncoderForNextSentencePrediction::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 3, 7, 3]], &Cpu)?; // [CLS] a [SEP] c [SEP]
 /// let types = Tensor::new(&[[0u32, 0, 0, 1, 1]], &Cpu)?;
 /// let logits = model.forward(&input_ids, Some(&types), &AttentionMask::none())?; // (1, 2)
@@ -191,12 +189,12 @@ impl EncoderForNextSentencePrediction {
 /// A small model with random weights. The expected values are PyTorch's:
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{EncoderForSequenceClassification, Precision};
+/// use encoder::{EncoderForSequenceClassification, LoadOptions};
 /// use mha::AttentionMask;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/sequence";
-/// let (model, _) = EncoderForSequenceClassification::from_dir(dir, Precision::F32, &Cpu)?;
+/// let (model, _) = EncoderForSequenceClassification::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 7, 3]], &Cpu)?; // [CLS] a c [SEP]
 /// let logits = model.forward(&input_ids, None, &AttentionMask::none())?.to_vec2::<f32>()?;
 /// assert_eq!(logits[0].len(), model.labels().names().len());
@@ -268,12 +266,12 @@ impl EncoderForSequenceClassification {
 /// A small model with random weights. The expected values are PyTorch's:
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{EncoderForTokenClassification, Precision};
+/// use encoder::{EncoderForTokenClassification, LoadOptions};
 /// use mha::AttentionMask;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/token";
-/// let (model, _) = EncoderForTokenClassification::from_dir(dir, Precision::F32, &Cpu)?;
+/// let (model, _) = EncoderForTokenClassification::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 7, 3]], &Cpu)?; // [CLS] a c [SEP]
 /// let logits = model.forward(&input_ids, None, &AttentionMask::none())?.to_vec3::<f32>()?;
 /// assert_eq!(logits[0][1].len(), model.labels().names().len());
@@ -348,12 +346,12 @@ impl EncoderForTokenClassification {
 /// A small model with random weights. The expected values are PyTorch's:
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use encoder::{EncoderForQuestionAnswering, Precision};
+/// use encoder::{EncoderForQuestionAnswering, LoadOptions};
 /// use mha::AttentionMask;
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/answer";
-/// let (model, _) = EncoderForQuestionAnswering::from_dir(dir, Precision::F32, &Cpu)?;
+/// let (model, _) = EncoderForQuestionAnswering::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 3, 7, 8, 3]], &Cpu)?; // [CLS] a [SEP] c d [SEP]
 /// let types = Tensor::new(&[[0u32, 0, 0, 1, 1, 1]], &Cpu)?;
 /// let scores = model.forward(&input_ids, Some(&types), &AttentionMask::none())?;

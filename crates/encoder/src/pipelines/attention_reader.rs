@@ -7,7 +7,7 @@ use mha::{AttentionMask, HeadWeights};
 
 use crate::{
     BertDecoder, DecoderAttentions, EncoderDecoder, EncoderModel, Error, GenerateConfig,
-    ModelConfig, ModelFiles, Precision, Result, TextTokenizer,
+    LoadOptions, ModelConfig, ModelFiles, Result, TextTokenizer,
     error::beginning,
     load::{CONFIG, config_json},
     pipelines::inspect::ArchitectureKeys,
@@ -22,12 +22,11 @@ const MAX_GENERATED: usize = 64;
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
-/// use encoder::{AttentionKind, AttentionReader, Precision};
+/// use encoder::{AttentionKind, AttentionReader, LoadOptions};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "weights/all-MiniLM-L6-v2";
-/// let reader = AttentionReader::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let reader = AttentionReader::from_dir(dir, &LoadOptions::default())?;
 /// let attention = reader.read("I love AI", None)?.remove(0);
 /// assert_eq!(attention.kind, AttentionKind::Encoder);
 /// assert_eq!(attention.queries, ["[CLS]", "i", "love", "ai", "[SEP]"]);
@@ -102,27 +101,27 @@ impl AttentionReader {
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`], [`BertDecoder::from_dir`] or
     /// [`EncoderDecoder::from_dir`], and of [`TextTokenizer::from_files`].
-    pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let loader = loader(files)?;
         let files = transformer(files)?;
         let keys: Option<ArchitectureKeys> = files.json("config.json")?;
         let model = match keys {
             Some(keys) if keys.is_encoder_decoder() => {
-                let (model, _report) = EncoderDecoder::from_files(&files, precision, device)?;
+                let (model, _report) = EncoderDecoder::from_files(&files, options)?;
                 Model::EncoderDecoder(Box::new(model))
             }
             Some(keys) if keys.is_decoder() => {
-                Model::Decoder(Box::new(BertDecoder::from_files(&files, precision, device)?.0))
+                Model::Decoder(Box::new(BertDecoder::from_files(&files, options)?.0))
             }
-            _ => Model::Encoder(Box::new(EncoderModel::from_files(&files, precision, device)?.0)),
+            _ => Model::Encoder(Box::new(EncoderModel::from_files(&files, options)?.0)),
         };
         let config = match &model {
             Model::Encoder(_) => {

@@ -14,8 +14,8 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    EncoderForSequenceClassification, EncoderModel, Error, Labels, LoadReport, ModelFiles,
-    PackedBatch, Precision, Prompt, Result, TextTokenizer, Tokens, TruncationSide,
+    EncoderForSequenceClassification, EncoderModel, Error, Labels, LoadOptions, LoadReport,
+    ModelFiles, PackedBatch, Prompt, Result, TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::{CONFIG, config_json, parse_json},
     text::prompts::{self, Prompts, loader},
@@ -34,12 +34,11 @@ use crate::{
 /// A small model with random weights. The expected values are those of
 /// transformers:
 /// ```
-/// use candle_core::Device;
-/// use encoder::{Precision, TextClassifier};
+/// use encoder::{LoadOptions, TextClassifier};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/sequence";
-/// let model = TextClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let model = TextClassifier::from_dir(dir, &LoadOptions::default())?;
 /// let scores = model.classify(&["a cab", "Café x"])?;
 /// assert_eq!(model.labels().names(), ["LABEL_0", "LABEL_1", "LABEL_2"]);
 /// assert!((scores[0].iter().sum::<f32>() - 1.).abs() < 1e-6); // softmax
@@ -118,15 +117,15 @@ impl TextClassifier {
     /// [`TextTokenizer::from_files`]; [`Error::Unsupported`] if `architectures` in the config names
     /// another classifier, for a `problem_type`, an activation or modules of a cross-encoder
     /// that are not implemented, or if a cross-encoder does not have its default prompt.
-    pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         // A folder that is not marked as a cross-encoder is loaded as transformers would load it.
         let (loader, prompts) = match loader(files)? {
             Loader::CrossEncoder => {
@@ -140,7 +139,7 @@ impl TextClassifier {
         let files = &modules::transformer(files)?;
         let load = || {
             check_classifier(files, "*ForSequenceClassification")?;
-            EncoderForSequenceClassification::from_files(files, precision, device)
+            EncoderForSequenceClassification::from_files(files, options)
         };
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let path = files.path(CONFIG);
@@ -231,12 +230,11 @@ impl TextClassifier {
     ///
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{Precision, TextClassifier};
+    /// use encoder::{LoadOptions, TextClassifier};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "tests/golden/heads/score";
-    /// let ranker = TextClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let ranker = TextClassifier::from_dir(dir, &LoadOptions::default())?;
     /// let ranker = ranker.with_max_seq_length(5)?; // [CLS] a [SEP] b [SEP]
     /// let pairs = ranker.tokenize_text_pairs(&[("a", "b c d")])?;
     /// assert_eq!(pairs[0].input_ids.len(), 5);
@@ -390,8 +388,8 @@ impl Pipeline for TextClassifier {
     type Values = Vec<f32>;
     type Output = Classified;
 
-    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(files, precision, device)
+    fn load(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(files, options)
     }
 
     fn tokenizer(&self) -> &TextTokenizer {

@@ -6,11 +6,11 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use mha::ops::l2_normalize;
 
 use crate::{
-    EncoderModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,
+    EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch, Pooling, Prompt, Result,
     TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::Read,
@@ -30,12 +30,11 @@ const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
-/// use encoder::{Embedder, Precision};
+/// use encoder::{Embedder, LoadOptions};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "weights/all-MiniLM-L6-v2";
-/// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 /// let e = embedder.embed(&["A man is eating food.", "A man eats.", "It snows."])?;
 /// assert_eq!(e.dims(), [3, 384]);
 ///
@@ -197,21 +196,21 @@ impl Embedder {
     /// `Dense` and `Normalize`, or if `config_sentence_transformers.json` names an unknown default
     /// prompt or a `truncate_dim` of 0; [`Error::Width`] if the size of a `Dense` module does not
     /// fit.
-    pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let chain = Chain::from_files(files)?;
         let pooling = chain.pooling.clone();
         let loader = Loader::SentenceTransformer;
-        let mut embedder =
-            Self::without_modules(&chain.transformer, loader, pooling, precision, device)?;
-        (embedder.modules, embedder.width) = chain.modules(embedder.width, Read::All, device)?;
+        let mut embedder = Self::without_modules(&chain.transformer, loader, pooling, options)?;
+        (embedder.modules, embedder.width) =
+            chain.modules(embedder.width, Read::All, &options.device)?;
         embedder.with_settings(files)
     }
 
@@ -236,19 +235,18 @@ impl Embedder {
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,
-        precision: Precision,
-        device: &Device,
+        options: &LoadOptions,
     ) -> Result<Self> {
         let model_files = transformer(files)?;
         if loader(files)? == Loader::SentenceTransformer {
             let loader = Loader::SentenceTransformer;
-            let embedder = Self::without_modules(&model_files, loader, pooling, precision, device)?;
+            let embedder = Self::without_modules(&model_files, loader, pooling, options)?;
             return embedder.with_settings(files);
         }
         if let Some(path) = tokenizer_config::chat_template(files)? {
             return Err(tokenizer_config::chat_template_unsupported(&path));
         }
-        Self::without_modules(&model_files, Loader::Transformers, pooling, precision, device)
+        Self::without_modules(&model_files, Loader::Transformers, pooling, options)
     }
 
     /// The transformer and its pooling, without further modules and prompts.
@@ -256,10 +254,9 @@ impl Embedder {
         files: &ModelFiles,
         loader: Loader,
         pooling: Pooling,
-        precision: Precision,
-        device: &Device,
+        options: &LoadOptions,
     ) -> Result<Self> {
-        let load = || EncoderModel::from_files(files, precision, device);
+        let load = || EncoderModel::from_files(files, options);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let width = pooling.dimension(model.config().hidden_size);
         let (modules, prompts, token_budget) = (vec![], Prompts::without_file(), TOKEN_BUDGET);
@@ -291,12 +288,11 @@ impl Embedder {
     /// leaves no room for text beside the special tokens.
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{EmbedOptions, Embedder, Precision};
+    /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let embedder = embedder.with_max_seq_length(4)?; // [CLS] i love [SEP]
     /// let embedded = embedder.embed_with(&["I love AI"], EmbedOptions::default())?;
     /// assert_eq!((embedded.truncated[0].tokens, embedded.truncated[0].kept), (5, 4));
@@ -473,12 +469,11 @@ impl Embedder {
     /// [`Error::LongPrompt`] for a prompt that leaves no room for the text.
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{EmbedOptions, Embedder, LongTexts, Precision};
+    /// use encoder::{EmbedOptions, Embedder, LoadOptions, LongTexts};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let texts = ["short".to_string(), "and ".repeat(300)];
     /// let cut = embedder.embed_with(&texts, EmbedOptions::default())?.truncated;
     /// assert_eq!((cut.len(), cut[0].text, cut[0].tokens, cut[0].kept), (1, 1, 302, 256));
@@ -502,12 +497,11 @@ impl Embedder {
     /// The errors of [`Self::embed_with`].
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{EmbedOptions, Embedder, Precision};
+    /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
     /// assert_eq!(tokenized.tokens(), 5); // [CLS] i love ai [SEP]
     /// assert_eq!(embedder.embed_tokenized(&tokenized)?.vectors.dims(), [1, 384]);
@@ -555,12 +549,11 @@ impl Embedder {
     /// vocabulary; [`Error::TooLong`] for a text longer than the model's maximum length.
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{Embedder, Precision};
+    /// use encoder::{Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let love = embedder.texts_from_ids(vec![vec![101, 1045, 2293, 9932, 102]])?; // "I love AI"
     /// let e = embedder.embed_tokenized(&love)?.vectors.to_vec2::<f32>()?;
     /// assert_eq!(e, embedder.embed(&["I love AI"])?.to_vec2::<f32>()?);
@@ -618,12 +611,11 @@ impl Embedder {
     /// ```
     /// use std::sync::atomic::AtomicBool;
     ///
-    /// use candle_core::Device;
-    /// use encoder::{EmbedOptions, Embedder, Error, Precision};
+    /// use encoder::{EmbedOptions, Embedder, Error, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
     /// let stopped = embedder.embed_tokenized_until(&tokenized, &AtomicBool::new(true));
     /// assert!(matches!(stopped, Err(Error::Stopped)));
@@ -650,12 +642,11 @@ impl Embedder {
     /// ```
     /// use std::cell::Cell;
     ///
-    /// use candle_core::Device;
-    /// use encoder::{EmbedOptions, Embedder, Precision};
+    /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?.with_token_budget(5);
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?.with_token_budget(5);
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
     /// let batches = Cell::new(0);
     /// let embedded = embedder.embed_tokenized_within(&tokenized, |batch| {
@@ -689,12 +680,11 @@ impl Embedder {
     /// of the group's vectors, and ends.
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{EmbedOptions, Embedder, Precision};
+    /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let texts = (0..).map(|i| format!("text {i}")); // without an end
     /// let mut seen = 0;
     /// let vectors = embedder.embed_iter(texts, EmbedOptions::default(), |n| seen = n);
@@ -801,12 +791,11 @@ impl Embedder {
     /// of ids and types differ.
     /// # Examples
     /// ```
-    /// use candle_core::Device;
-    /// use encoder::{EmbedOptions, Embedder, Precision};
+    /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, Precision::F32, &Device::Cpu)?;
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
     /// let sequences = tokenized.clone().into_sequences();
     /// let all: Vec<_> = sequences.iter().map(|(tokens, prompt)| (tokens, *prompt)).collect();

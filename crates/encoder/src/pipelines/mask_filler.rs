@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_core::{D, DType, Device, IndexOp, Tensor};
+use candle_core::{D, DType, IndexOp, Tensor};
 use candle_nn::ops::softmax;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    EncoderForMaskedLm, EncoderModel, Error, LoadReport, ModelFiles, PackedBatch, Precision,
+    EncoderForMaskedLm, EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch,
     Result, TextTokenizer, Tokens, error::beginning, text::sentence_config::Loader,
 };
 
@@ -32,12 +32,11 @@ const MASKS_PER_PART: usize = 16;
 /// A small model with random weights. The expected values are those of
 /// transformers:
 /// ```
-/// use candle_core::Device;
-/// use encoder::{MaskFiller, Precision};
+/// use encoder::{LoadOptions, MaskFiller};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/masked_lm";
-/// let model = MaskFiller::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let model = MaskFiller::from_dir(dir, &LoadOptions::default())?;
 /// let masks = model.fill("a [MASK] cab", 5)?; // the five most likely tokens for each mask
 /// let best = &masks[0][0];
 /// assert_eq!((best.token_id, &best.token[..]), (16, "l"));
@@ -86,17 +85,17 @@ impl MaskFiller {
     /// # Errors
     /// The errors of [`EncoderForMaskedLm::from_dir`] and [`TextTokenizer::from_files`];
     /// [`Error::Tokenizer`] if the vocabulary has no mask token.
-    pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let files = &transformer(files)?;
-        let load = || EncoderForMaskedLm::from_files(files, precision, device);
+        let load = || EncoderForMaskedLm::from_files(files, options);
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         let mask_id = tokenizer.mask_token_id()?;
         Ok(Self { model, tokenizer, report, mask_id })
@@ -145,8 +144,8 @@ impl Pipeline for MaskFiller {
     type Values = Vec<Vec<Candidate>>;
     type Output = Filled;
 
-    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(files, precision, device)
+    fn load(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(files, options)
     }
 
     fn tokenizer(&self) -> &TextTokenizer {

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::Range, path::Path};
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use serde::Serialize;
 
 use super::{
@@ -13,8 +13,8 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    CharacterPositions, EncoderForQuestionAnswering, EncoderModel, Error, LoadReport, ModelFiles,
-    PackedBatch, Precision, Result, TextTokenizer, TextWindows, Tokens,
+    CharacterPositions, EncoderForQuestionAnswering, EncoderModel, Error, LoadOptions, LoadReport,
+    ModelFiles, PackedBatch, Result, TextTokenizer, TextWindows, Tokens,
     text::{
         sentence_config::Loader,
         windows::{WINDOW_TOKEN_BYTES, Window},
@@ -43,12 +43,11 @@ const MAX_ANSWER_LENGTH: usize = 15;
 /// A small model with random weights. The expected values are those of
 /// transformers:
 /// ```
-/// use candle_core::Device;
-/// use encoder::{Precision, QuestionAnswerer};
+/// use encoder::{LoadOptions, QuestionAnswerer};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/answer";
-/// let model = QuestionAnswerer::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let model = QuestionAnswerer::from_dir(dir, &LoadOptions::default())?;
 /// let text = "a cab face x";
 /// let best = &model.answer("bad", text, 1)?.answers[0];
 /// assert_eq!(best.text, "a cab face");
@@ -91,19 +90,19 @@ impl QuestionAnswerer {
     /// # Errors
     /// The errors of [`EncoderForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`];
     /// [`Error::Unsupported`] if `architectures` in the config names another classifier.
-    pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || {
             check_classifier(files, "*ForQuestionAnswering")?;
-            EncoderForQuestionAnswering::from_files(files, precision, device)
+            EncoderForQuestionAnswering::from_files(files, options)
         };
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
@@ -142,8 +141,8 @@ impl Pipeline for QuestionAnswerer {
     type Values = Vec<f32>;
     type Output = Answers;
 
-    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(files, precision, device)
+    fn load(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(files, options)
     }
 
     fn tokenizer(&self) -> &TextTokenizer {
@@ -240,7 +239,7 @@ mod tests {
     #[test]
     fn windows_advance_by_half_the_room_that_a_long_question_leaves() -> Result<()> {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/heads/answer");
-        let model = QuestionAnswerer::from_dir(dir, Precision::F32, &Device::Cpu)?;
+        let model = QuestionAnswerer::from_dir(dir, &LoadOptions::default())?;
         // A window has 32 tokens: 3 special tokens, 20 of the question and 9 of the text.
         let (question, text) = ("a ".repeat(20), "b ".repeat(100));
         let params = QuestionAnswererParams { question: question.clone(), top: 1 };

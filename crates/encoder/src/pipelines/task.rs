@@ -6,8 +6,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::{
-    Choice, EncoderModel, Error, LoadReport, ModelFiles, Precision, Result, TextTokenizer, Tokens,
-    phrase,
+    Choice, EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, Result, TextTokenizer,
+    Tokens, phrase,
     text::packing::{TOKEN_BUDGET, within_budget},
 };
 
@@ -20,12 +20,11 @@ use crate::{
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
-/// use encoder::{Pipeline, Precision, QuestionAnswerer, QuestionAnswererParams};
+/// use encoder::{LoadOptions, Pipeline, QuestionAnswerer, QuestionAnswererParams};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/answer";
-/// let model = QuestionAnswerer::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let model = QuestionAnswerer::from_dir(dir, &LoadOptions::default())?;
 /// let params = QuestionAnswererParams { question: "bad".to_string(), top: 1 };
 /// let results = model.run(&["a cab face x"], &params)?;
 /// assert_eq!(results[0].answers[0].text, "a cab face");
@@ -59,8 +58,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// Those of the `from_files` of the type.
-    fn load(files: &ModelFiles, precision: Precision, device: &candle_core::Device)
-    -> Result<Self>;
+    fn load(files: &ModelFiles, options: &LoadOptions) -> Result<Self>;
 
     /// The tokenizer.
     fn tokenizer(&self) -> &TextTokenizer;

@@ -3,7 +3,7 @@
 
 use std::{ops::Range, path::Path};
 
-use candle_core::{D, DType, Device};
+use candle_core::{D, DType};
 use candle_nn::ops::softmax;
 use serde::Serialize;
 
@@ -15,8 +15,8 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    CharacterPositions, EncoderForTokenClassification, EncoderModel, Error, Labels, LoadReport,
-    ModelFiles, PackedBatch, Precision, Result, TextTokenizer, TextWindows, Tokens,
+    CharacterPositions, EncoderForTokenClassification, EncoderModel, Error, Labels, LoadOptions,
+    LoadReport, ModelFiles, PackedBatch, Result, TextTokenizer, TextWindows, Tokens,
     text::{sentence_config::Loader, windows::WINDOW_TOKEN_BYTES},
 };
 
@@ -35,12 +35,11 @@ const OUTSIDE: &str = "O";
 /// A small model with random weights. The expected values are those of
 /// transformers:
 /// ```
-/// use candle_core::Device;
-/// use encoder::{Aggregation, Precision, TokenClassifier};
+/// use encoder::{Aggregation, LoadOptions, TokenClassifier};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let dir = "tests/golden/heads/tagger";
-/// let model = TokenClassifier::from_dir(dir, Precision::F32, &Device::Cpu)?;
+/// let model = TokenClassifier::from_dir(dir, &LoadOptions::default())?;
 /// let text = "a cab x";
 /// let entities = model.classify(text, Aggregation::Simple)?;
 /// let found: Vec<_> = entities.iter().map(|e| (&e.label[..], &e.span.text[..])).collect();
@@ -117,19 +116,19 @@ impl TokenClassifier {
     /// # Errors
     /// The errors of [`EncoderForTokenClassification::from_dir`] and [`TextTokenizer::from_files`];
     /// [`Error::Unsupported`] if `architectures` in the config names another classifier.
-    pub fn from_dir(dir: impl AsRef<Path>, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(&ModelFiles::dir(dir)?, precision, device)
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
     }
 
     /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
     ///
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
-    pub fn from_files(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let files = &transformer(files)?;
         let load = || {
             check_classifier(files, "*ForTokenClassification")?;
-            EncoderForTokenClassification::from_files(files, precision, device)
+            EncoderForTokenClassification::from_files(files, options)
         };
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })
@@ -168,8 +167,8 @@ impl Pipeline for TokenClassifier {
     type Values = Vec<f32>;
     type Output = Tagged;
 
-    fn load(files: &ModelFiles, precision: Precision, device: &Device) -> Result<Self> {
-        Self::from_files(files, precision, device)
+    fn load(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(files, options)
     }
 
     fn tokenizer(&self) -> &TextTokenizer {

@@ -68,13 +68,12 @@ struct Document;
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
-/// use encoder::{ModelFiles, Precision};
+/// use encoder::{LoadOptions, ModelFiles};
 /// use server::{Limits, Model, Models};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
-/// let model = Model::from_files(&files, None, Precision::F32, &Device::Cpu)?;
+/// let model = Model::from_files(&files, None, &LoadOptions::default())?;
 /// let models = Models::new(Limits::default())?;
 /// models.replace(vec![("minilm".to_string(), model)])?;
 /// let app: axum::Router = server::router(models);
