@@ -72,7 +72,7 @@ pub use error::{Error, Result};
 #[cfg(feature = "hub")]
 pub use load::{DownloadProgress, Hub};
 pub use load::{LoadReport, Mismatched, Missing, ModelFiles, PackedCache, PackedCacheFile};
-pub use mha::{self, Activation};
+pub use mha;
 pub use models::{
     AnswerScores, BertConfig, BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory,
     EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm, EncoderForNextSentencePrediction,
@@ -80,6 +80,7 @@ pub use models::{
     EncoderModel, EncoderOutput, EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig,
     SequencePooling, Strategy,
 };
+pub use ops::Activation;
 pub use pipelines::{
     Aggregation, Answer, Answers, AttentionKind, AttentionReader, BatchFn, Candidate, EmbedOptions,
     Embedder, Embeddings, Entity, Hit, Inspection, LogitActivation, LongTexts, MaskFiller, Nearest,

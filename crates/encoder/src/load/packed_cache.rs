@@ -15,10 +15,7 @@ use std::{
 };
 
 use memmap2::Mmap;
-use mha::{
-    ComputeType,
-    ops::{Isa, PackedArray, PackedWeights, SharedBytes},
-};
+use ops::{ComputeType, Isa, PackedArray, PackedWeights, SharedBytes};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
@@ -261,7 +258,7 @@ impl PackedCache {
         config_json: &[u8],
         compute_type: ComputeType,
     ) -> Result<OpenCache> {
-        let isa = Isa::get().map_err(mha::Error::from)?;
+        let isa = Isa::get().map_err(ops::Error::from)?;
         // The path is hashed too, so that a checkpoint whose weights were crafted to have the hash
         // of another checkpoint's weights gets another file.
         let path = fs::canonicalize(weights.path());

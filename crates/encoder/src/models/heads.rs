@@ -6,7 +6,8 @@ use std::path::Path;
 
 use candle_core::{D, Device, Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, Linear};
+use mha::AttentionMask;
+use ops::Linear;
 
 use crate::{
     Activation, EncoderModel, Labels, LoadReport, ModelConfig, ModelFiles, PackedBatch, Precision,

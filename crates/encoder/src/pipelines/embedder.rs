@@ -7,7 +7,7 @@ use std::{
 };
 
 use candle_core::{DType, Device, Tensor};
-use mha::ops::l2_normalize;
+use ops::l2_normalize;
 
 use crate::{
     EncoderModel, Error, LoadReport, ModelFiles, PackedBatch, Pooling, Precision, Prompt, Result,

@@ -10,11 +10,11 @@ use std::{
 use candle_nn::VarBuilder;
 use mha_kernels::{Isa, PackedArrays, PackedLinear, SharedBytes};
 
-use super::{
+use crate::{
+    ComputeType, Result,
     embed::Table,
     linear::{Linear, Packed},
 };
-use crate::{ComputeType, Result};
 
 /// The arrays of packed linear maps and embedding tables, by the names of their modules in a
 /// [`VarBuilder`].
@@ -171,11 +171,11 @@ impl PackedWeights {
 
 /// The properties of a linear map, which stored arrays must match.
 #[derive(Clone, Copy)]
-pub(super) struct LinearShape {
-    pub(super) compute_type: ComputeType,
-    pub(super) out: usize,
-    pub(super) input: usize,
-    pub(super) has_bias: bool,
+pub(crate) struct LinearShape {
+    pub(crate) compute_type: ComputeType,
+    pub(crate) out: usize,
+    pub(crate) input: usize,
+    pub(crate) has_bias: bool,
 }
 
 /// The weights of the current scope, if `vb` has f32 weights on a CPU; only these are packed.
@@ -194,7 +194,7 @@ fn without_data<R>(request: impl FnOnce() -> R) -> R {
 /// Loads a linear map. If the current scope has its arrays, the map is built from them, and `load`
 /// only requests the tensors, so that their names and shapes are checked. Otherwise the map is the
 /// result of `load`, and its arrays are remembered.
-pub(super) fn load_linear(
+pub(crate) fn load_linear(
     vb: &VarBuilder,
     shape: LinearShape,
     load: impl FnOnce() -> Result<Linear>,
@@ -217,7 +217,7 @@ pub(super) fn load_linear(
 }
 
 /// Loads an embedding table, like [`load_linear`].
-pub(super) fn load_table(
+pub(crate) fn load_table(
     vb: &VarBuilder,
     shape: [usize; 2],
     load: impl FnOnce() -> Result<Table>,

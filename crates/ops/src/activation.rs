@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Module, Tensor};
-/// use mha::Activation;
+/// use ops::Activation;
 ///
 /// let x = Tensor::new(&[-1f32, 0., 2.], &Cpu)?;
 /// assert_eq!(Activation::Relu.forward(&x)?.to_vec1::<f32>()?, [0., 0., 2.]);
@@ -60,7 +60,7 @@ const NAMES: [(&str, Activation); 11] = [
 
 impl Activation {
     /// The same activation as the kernels' type.
-    pub(super) fn kernel(self) -> mha_kernels::Activation {
+    pub(crate) fn kernel(self) -> mha_kernels::Activation {
         match self {
             Self::Gelu => mha_kernels::Activation::Gelu,
             Self::GeluTanh => mha_kernels::Activation::GeluTanh,

@@ -11,7 +11,7 @@ use crate::Result;
 
 /// Whether the tensors are suitable for the kernels: they have the same dtype, are on the same GPU
 /// and are not tracked by autograd, and the kernels support the GPU.
-pub(super) fn supports(tensors: &[&Tensor]) -> bool {
+pub fn supports(tensors: &[&Tensor]) -> bool {
     let have_same_dtype = tensors.iter().all(|x| x.dtype() == tensors[0].dtype());
     have_same_dtype && are_on_same_gpu(tensors)
 }
@@ -24,7 +24,7 @@ fn are_on_same_gpu(tensors: &[&Tensor]) -> bool {
 }
 
 /// Makes `x` contiguous, with a start offset that is even, as kernels that read pairs require.
-pub(super) fn contiguous_pairs(x: &Tensor) -> candle_core::Result<Tensor> {
+pub fn contiguous_pairs(x: &Tensor) -> candle_core::Result<Tensor> {
     let x = x.contiguous()?;
     match x.layout().start_offset().is_multiple_of(2) {
         true => Ok(x),
@@ -36,7 +36,7 @@ pub(super) fn contiguous_pairs(x: &Tensor) -> candle_core::Result<Tensor> {
 ///
 /// # Errors
 /// candle's error if the tensor is on another device; the error of `read`.
-pub(super) fn with_storage<T>(
+pub fn with_storage<T>(
     x: &Tensor,
     read: impl FnOnce(TensorView) -> candle_core::Result<T>,
 ) -> candle_core::Result<T> {
@@ -57,7 +57,7 @@ type Output = candle_core::Result<(CudaStorage, Shape)>;
 ///
 /// # Errors
 /// The kernel's error; candle's error if the tensor is on another device.
-pub(super) fn apply1(
+pub fn apply1(
     name: &'static str,
     x: &Tensor,
     run: impl Fn(TensorView) -> Output,
@@ -66,7 +66,7 @@ pub(super) fn apply1(
 }
 
 /// [`apply1`] for a kernel of two tensors.
-pub(super) fn apply2(
+pub fn apply2(
     name: &'static str,
     [x, y]: [&Tensor; 2],
     run: impl Fn(TensorView, TensorView) -> Output,
@@ -75,7 +75,7 @@ pub(super) fn apply2(
 }
 
 /// [`apply1`] for a kernel of three tensors.
-pub(super) fn apply3(
+pub fn apply3(
     name: &'static str,
     [x, y, z]: [&Tensor; 3],
     run: impl Fn(TensorView, TensorView, TensorView) -> Output,
@@ -173,7 +173,7 @@ impl<F: Fn(TensorView, TensorView, TensorView) -> Output> CustomOp3 for Op<F> {
 /// layout. In all other cases candle computes the product, and a kernel applies the bias and the
 /// activation in one pass. The activations of cublasLt are not used, because it has GELU in the tanh
 /// form only.
-pub(super) fn linear(
+pub fn linear(
     linear: &candle_nn::Linear,
     x: &Tensor,
     activation: Activation,
@@ -201,7 +201,7 @@ pub(super) fn linear(
 
 /// `x·Wᵀ + b` for f16 or bf16 by cublasLt. `to` is the dtype of the output and of the bias. Returns
 /// `None` if cublasLt does not support the tensors.
-pub(super) fn linear_to(
+pub fn linear_to(
     to: DType,
     x: &Tensor,
     weight: &Tensor,

@@ -9,26 +9,25 @@ use mha_kernels_cuda as cuda_kernels;
 use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
-use super::cuda;
-use super::{
-    cpu,
+use crate::cuda;
+use crate::{
+    Result, cpu,
     layer_norm::{CpuLayerNorm, LayerNorm},
     packed_weights,
 };
-use crate::Result;
 
 /// An embedding table, `(rows, E)`.
 ///
 /// # Examples
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
-/// use mha::ops::{Table, embed};
+/// use ops::{Table, embed};
 ///
 /// let table = Table::from(Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?);
 /// let ids = Tensor::new(&[[1u32, 0, 1]], &Cpu)?;
 /// let x = embed(&[(&table, &ids)], None, DType::F32)?;
 /// assert_eq!(x.to_vec3::<f32>()?, [[[3., 4.], [1., 2.], [3., 4.]]]);
-/// # Ok::<(), mha::Error>(())
+/// # Ok::<(), ops::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Table(Kind);
@@ -52,7 +51,7 @@ impl From<Tensor> for Table {
 
 impl Table {
     /// Loads `weight` from `vb`, or the table from the packed weights of a
-    /// [`PackedWeights::scope`](super::PackedWeights::scope).
+    /// [`PackedWeights::scope`](crate::PackedWeights::scope).
     ///
     /// If [`mha_kernels::Isa::kernels_enabled`] is true, an f32 table on a CPU that autograd does
     /// not track is stored as f16 if that is lossless, as for a checkpoint in f16. This halves the
@@ -67,7 +66,7 @@ impl Table {
     }
 
     /// A table in shared memory; `None` if the number of bytes is neither that of f32 nor of f16.
-    pub(super) fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
+    pub(crate) fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
         let dtypes = [DType::F32, DType::F16];
         let len = bytes.as_slice().len();
         let fits = |dtype: &DType| shape[0] * shape[1] * dtype.size_in_bytes() == len;
@@ -77,7 +76,7 @@ impl Table {
 
     /// Whether [`Self::with_bytes`] can read the table, so that it can be stored: a contiguous f32
     /// or f16 tensor on the CPU that has elements and is not tracked by autograd, or shared memory.
-    pub(super) fn is_storable(&self) -> bool {
+    pub(crate) fn is_storable(&self) -> bool {
         let Kind::Tensor(table) = &self.0 else { return true };
         let is_float = [DType::F32, DType::F16].contains(&table.dtype());
         let has_values = table.is_contiguous() && table.elem_count() > 0;
@@ -85,7 +84,7 @@ impl Table {
     }
 
     /// Calls `f` with the bytes of a table for which [`Self::is_storable`] is true.
-    pub(super) fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    pub(crate) fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let table = match &self.0 {
             Kind::Shared { bytes, .. } => return Ok(f(bytes.as_slice())),
             Kind::Tensor(table) => table,
@@ -185,15 +184,15 @@ impl Table {
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use mha::ops::Table;
+/// use ops::Table;
 ///
 /// let words = Table::from(Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?);
 /// let positions = Table::from(Tensor::new(&[[10f32, 20.], [30., 40.]], &Cpu)?);
 /// let (ids, position_ids) = (Tensor::new(&[1u32, 1], &Cpu)?, Tensor::new(&[0u32, 1], &Cpu)?);
 /// let lookups = [(&words, &ids), (&positions, &position_ids)];
-/// let x = mha::ops::embed(&lookups, None, candle_core::DType::F32)?;
+/// let x = ops::embed(&lookups, None, candle_core::DType::F32)?;
 /// assert_eq!(x.to_vec2::<f32>()?, [[13., 24.], [33., 44.]]);
-/// # Ok::<(), mha::Error>(())
+/// # Ok::<(), ops::Error>(())
 /// ```
 pub fn embed(
     lookups: &[(&Table, &Tensor)],
