@@ -59,16 +59,17 @@ const NAMES: [(&str, Activation); 11] = [
 ];
 
 impl Activation {
-    /// The same activation as the kernels' type.
-    pub(crate) fn kernel(self) -> mha_kernels::Activation {
-        match self {
-            Self::Gelu => mha_kernels::Activation::Gelu,
-            Self::GeluTanh => mha_kernels::Activation::GeluTanh,
-            Self::Relu => mha_kernels::Activation::Relu,
-            Self::Silu => mha_kernels::Activation::Silu,
-            Self::Tanh => mha_kernels::Activation::Tanh,
-            Self::QuickGelu => mha_kernels::Activation::QuickGelu,
-            Self::Mish => mha_kernels::Activation::Mish,
+    /// An optional activation as the kernels' type.
+    pub(crate) fn for_kernel(activation: Option<Self>) -> mha_kernels::Activation {
+        match activation {
+            None => mha_kernels::Activation::None,
+            Some(Self::Gelu) => mha_kernels::Activation::Gelu,
+            Some(Self::GeluTanh) => mha_kernels::Activation::GeluTanh,
+            Some(Self::Relu) => mha_kernels::Activation::Relu,
+            Some(Self::Silu) => mha_kernels::Activation::Silu,
+            Some(Self::Tanh) => mha_kernels::Activation::Tanh,
+            Some(Self::QuickGelu) => mha_kernels::Activation::QuickGelu,
+            Some(Self::Mish) => mha_kernels::Activation::Mish,
         }
     }
 }

@@ -203,7 +203,7 @@ pub(crate) fn load_linear(
     let name = vb.prefix();
     if let Some(weights) = current.linear(&name, shape) {
         without_data(load)?;
-        return Ok(Linear::from_packed(weights));
+        return Ok(Linear::from(Packed::from(weights)));
     }
     let linear = load()?;
     if let Some(packed) = linear.packed() {
