@@ -80,6 +80,11 @@ pub fn apply3(
     x.apply_op3_no_bwd(y, z, &Op { name, run })
 }
 
+/// The error of a kernel for a tensor on the CPU.
+pub fn needs_gpu<T>(name: &str) -> candle_core::Result<T> {
+    candle_core::bail!("the CUDA kernel for {name} needs a tensor on a GPU, got one on the CPU")
+}
+
 struct Op<F> {
     name: &'static str,
     run: F,
@@ -91,10 +96,7 @@ impl<F: Fn(TensorView) -> Output> CustomOp1 for Op<F> {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!(
-            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
-            self.name
-        )
+        needs_gpu(self.name)
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, x_layout: &Layout) -> Output {
@@ -114,10 +116,7 @@ impl<F: Fn(TensorView, TensorView) -> Output> CustomOp2 for Op<F> {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!(
-            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
-            self.name
-        )
+        needs_gpu(self.name)
     }
 
     fn cuda_fwd(
@@ -145,10 +144,7 @@ impl<F: Fn(TensorView, TensorView, TensorView) -> Output> CustomOp3 for Op<F> {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        candle_core::bail!(
-            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
-            self.name
-        )
+        needs_gpu(self.name)
     }
 
     fn cuda_fwd(

@@ -6,7 +6,7 @@ use mha_kernels_cuda as kernels;
 
 use crate::{
     Result,
-    cuda::{apply2, are_on_same_gpu, contiguous_pairs, supports, with_storage},
+    cuda::{apply2, are_on_same_gpu, contiguous_pairs, needs_gpu, supports, with_storage},
 };
 
 /// `activation(x·Wᵀ + b)` by kernels; `None` if they do not support the tensors.
@@ -92,10 +92,7 @@ impl InplaceOp1 for Epilogue {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle_core::Result<()> {
-        candle_core::bail!(
-            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
-            InplaceOp1::name(self)
-        )
+        needs_gpu(InplaceOp1::name(self))
     }
 
     fn cuda_fwd(&self, y: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
@@ -115,10 +112,7 @@ impl InplaceOp2 for Epilogue {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<()> {
-        candle_core::bail!(
-            "the CUDA kernel for {} needs a tensor on a GPU, got one on the CPU",
-            InplaceOp2::name(self)
-        )
+        needs_gpu(InplaceOp2::name(self))
     }
 
     fn cuda_fwd(
