@@ -1,5 +1,10 @@
 //! Sums of embeddings with layer normalisation: `LayerNorm(Σ table[ids])`.
 
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
+
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Module, Shape, Storage, Tensor};
 use candle_nn::{VarBuilder, embedding};
 use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
@@ -13,7 +18,7 @@ use crate::cuda;
 use crate::{
     Result, cpu,
     layer_norm::{CpuLayerNorm, LayerNorm},
-    packed_weights,
+    packed_weights::{self, PackedArray},
 };
 
 /// An embedding table, `(rows, E)`.
@@ -60,13 +65,16 @@ impl Table {
     /// # Errors
     /// [`crate::Error::Candle`] if `vb` lacks the tensor or has it in another shape.
     pub fn load(rows: usize, width: usize, vb: VarBuilder) -> Result<Self> {
-        packed_weights::load_table(&vb, [rows, width], || {
-            compact(embedding(rows, width, vb.clone())?.embeddings().clone())
-        })
+        packed_weights::load(
+            &vb,
+            |array| Self::shared(array("table")?, [rows, width]),
+            || compact(embedding(rows, width, vb.clone())?.embeddings().clone()),
+            Self::arrays,
+        )
     }
 
     /// A table in shared memory; `None` if the number of bytes is neither that of f32 nor of f16.
-    pub(crate) fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
+    fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
         let dtypes = [DType::F32, DType::F16];
         let len = bytes.as_slice().len();
         let fits = |dtype: &DType| shape[0] * shape[1] * dtype.size_in_bytes() == len;
@@ -74,31 +82,18 @@ impl Table {
         Some(Self(Kind::Shared { bytes, shape, dtype }))
     }
 
-    /// Whether [`Self::with_bytes`] can read the table, so that it can be stored: a contiguous f32
-    /// or f16 tensor on the CPU that has elements and is not tracked by autograd, or shared memory.
-    pub(crate) fn is_storable(&self) -> bool {
-        let Kind::Tensor(table) = &self.0 else { return true };
-        let is_float = [DType::F32, DType::F16].contains(&table.dtype());
-        let has_values = table.is_contiguous() && table.elem_count() > 0;
-        is_float && has_values && table.device().is_cpu() && !table.track_op()
-    }
-
-    /// Calls `f` with the bytes of a table for which [`Self::is_storable`] is true.
-    pub(crate) fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let table = match &self.0 {
-            Kind::Shared { bytes, .. } => return Ok(f(bytes.as_slice())),
-            Kind::Tensor(table) => table,
-        };
-        let (storage, layout) = table.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else {
-            return Err(candle_core::Error::msg("the table is not on the CPU").into());
-        };
-        Ok(match storage {
-            CpuStorage::F16(_) => f(bytemuck::cast_slice::<u16, u8>(
-                cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast(),
-            )),
-            _ => f(bytemuck::cast_slice(cpu::contiguous::<f32>(storage, layout)?)),
-        })
+    /// The table as an array to store, if it is a contiguous f32 or f16 tensor on the CPU that has
+    /// elements and is not tracked by autograd.
+    fn arrays(&self) -> Vec<(&'static str, Arc<dyn PackedArray>)> {
+        match &self.0 {
+            Kind::Tensor(table)
+                if table.elem_count() > 0
+                    && [Some(DType::F32), Some(DType::F16)].contains(&self.kernel_dtype()) =>
+            {
+                vec![("table", Arc::new(StoredTable(table.clone())))]
+            }
+            _ => vec![],
+        }
     }
 
     /// E; `None` if the tensor is not a matrix.
@@ -167,6 +162,24 @@ impl Table {
             Kind::Tensor(_) => None,
             Kind::Shared { dtype, .. } => Some(*dtype),
         }
+    }
+}
+
+/// A contiguous f32 or f16 table on the CPU.
+#[derive(Debug)]
+struct StoredTable(Tensor);
+
+impl PackedArray for StoredTable {
+    fn size(&self) -> usize {
+        self.0.elem_count() * self.0.dtype().size_in_bytes()
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (storage, layout) = self.0.storage_and_layout();
+        out.write_all(match read(&storage, layout).map_err(io::Error::other)? {
+            EmbeddingTable::F16(values) => bytemuck::cast_slice(values),
+            EmbeddingTable::F32(values) => bytemuck::cast_slice(values),
+        })
     }
 }
 

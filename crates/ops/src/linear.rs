@@ -19,15 +19,12 @@ use candle_core::{DType, Tensor};
 use candle_nn::{VarBuilder, linear_b};
 use mha_kernels::{Isa, MAX_INT8_INPUT};
 
-pub(crate) use self::packed::Packed;
 use self::{
     backend::{Backend, activate},
     bf16::Bf16,
+    packed::Packed,
 };
-use crate::{
-    Activation, ComputeType, Error, Result, cpu,
-    packed_weights::{self, LinearShape},
-};
+use crate::{Activation, ComputeType, Error, Result, cpu, packed_weights};
 
 /// A linear map with or without bias.
 ///
@@ -133,8 +130,7 @@ impl Linear {
         bias: bool,
         vb: VarBuilder,
     ) -> Result<Self> {
-        let shape = LinearShape { compute_type, out, input, has_bias: bias };
-        packed_weights::load_linear(&vb, shape, || {
+        let load = || {
             let plain = linear_b(input, out, bias, vb.clone())?;
             // The loader returns a broadcast scalar as the placeholder of a tensor that is not
             // loaded. The placeholder takes no memory, but a packed copy would.
@@ -142,10 +138,16 @@ impl Linear {
                 return Ok(plain.into());
             }
             Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
-        })
+        };
+        packed_weights::load(
+            &vb,
+            |array| Packed::from_stored(compute_type, [out, input], bias, array).map(Self::from),
+            load,
+            |map| map.packed().map(Packed::arrays).unwrap_or_default(),
+        )
     }
 
-    pub(crate) fn packed(&self) -> Option<&Arc<Packed>> {
+    fn packed(&self) -> Option<&Arc<Packed>> {
         match &self.0 {
             Kind::Packed(packed) => Some(packed),
             Kind::Plain(_) | Kind::Bf16(_) => None,

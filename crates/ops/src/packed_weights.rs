@@ -4,90 +4,49 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
+    fmt::Debug,
+    io::{self, Write},
     sync::{Arc, Mutex, PoisonError},
 };
 
 use candle_nn::VarBuilder;
-use mha_kernels::{Isa, PackedArrays, PackedLinear, SharedBytes};
+use mha_kernels::SharedBytes;
 
-use crate::{
-    ComputeType, Result,
-    embed::Table,
-    linear::{Linear, Packed},
-};
+use crate::Result;
 
 /// The arrays of packed linear maps and embedding tables, by the names of their modules in a
 /// [`VarBuilder`].
 ///
-/// Within [`Self::scope`], [`Linear::load`] and [`Table::load`] use the [`stored`](Self::stored())
-/// arrays of a module if these exist and fit. Otherwise they pack the module's tensors, and
-/// [`Self::packed()`] returns the arrays. In both cases they request the tensors from the
-/// [`VarBuilder`], so that its backend can check names and shapes; if [`skips_data`] is true, the
-/// backend may return placeholders.
+/// Within [`Self::scope`], [`Linear::load`](crate::Linear::load) and
+/// [`Table::load`](crate::Table::load) use the [`stored`](Self::stored()) arrays of a module if
+/// these exist and fit. Otherwise they pack the module's tensors, and [`Self::packed()`] returns the
+/// arrays. In both cases they request the tensors from the [`VarBuilder`], so that its backend can
+/// check names and shapes; if [`skips_data`] is true, the backend may return placeholders.
 #[derive(Debug, Default)]
 pub struct PackedWeights {
     stored: BTreeMap<String, SharedBytes>,
-    packed: Mutex<Vec<PackedArray>>,
+    packed: Mutex<BTreeMap<String, Arc<dyn PackedArray>>>,
 }
 
-/// An array of a module that was packed within [`PackedWeights::scope`].
-#[derive(Clone, Debug)]
-pub struct PackedArray {
-    /// The name of the module and of the array, such as `encoder.layer.0.output.panels`.
-    pub name: String,
-    data: Data,
-}
+/// The values of an array, which a module keeps in the form in which they are stored.
+pub trait PackedArray: Debug + Send + Sync {
+    /// Number of bytes.
+    fn size(&self) -> usize;
 
-#[derive(Clone, Debug)]
-enum Data {
-    Linear(Arc<Packed>, Part),
-    Table(Table),
-}
-
-/// An array of a linear map.
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Panels,
-    Bias,
-    Scales,
-    ColumnSums,
-}
-
-impl Part {
-    const ALL: [Self; 4] = [Self::Panels, Self::Bias, Self::Scales, Self::ColumnSums];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Panels => "panels",
-            Self::Bias => "bias",
-            Self::Scales => "scales",
-            Self::ColumnSums => "column_sums",
-        }
-    }
-
-    fn of(self, weights: &PackedLinear) -> Option<&[f32]> {
-        let arrays = weights.arrays();
-        match self {
-            Self::Panels => Some(arrays.panels),
-            Self::Bias => arrays.bias,
-            Self::Scales => arrays.scales,
-            Self::ColumnSums => arrays.column_sums,
-        }
-    }
-}
-
-impl PackedArray {
-    /// Calls `f` with the bytes of the array, in the machine's byte order.
+    /// Writes the bytes, in the machine's byte order.
     ///
     /// # Errors
-    /// [`crate::Error::Candle`] if a table is not a contiguous tensor on the CPU.
-    pub fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        match &self.data {
-            Data::Linear(packed, part) => {
-                Ok(f(bytemuck::cast_slice(part.of(&packed.weights).unwrap_or_default())))
-            }
-            Data::Table(table) => table.with_bytes(f),
-        }
+    /// The errors of `out`.
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
+}
+
+impl PackedArray for SharedBytes {
+    fn size(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(self.as_slice())
     }
 }
 
@@ -120,7 +79,8 @@ impl Drop for Restore {
 }
 
 impl PackedWeights {
-    /// Packed weights with the arrays `stored`, whose keys are the names of [`PackedArray::name`].
+    /// Packed weights with these arrays. The name of an array is the name of its module, a dot and
+    /// the name of its part, such as `encoder.layer.0.output.panels`.
     pub fn new(stored: BTreeMap<String, SharedBytes>) -> Self {
         Self { stored, packed: Mutex::default() }
     }
@@ -145,37 +105,9 @@ impl PackedWeights {
     }
 
     /// The arrays of the modules that were packed within [`Self::scope`].
-    pub fn packed(&self) -> Vec<PackedArray> {
+    pub fn packed(&self) -> BTreeMap<String, Arc<dyn PackedArray>> {
         self.packed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-
-    fn remember(&self, arrays: impl IntoIterator<Item = PackedArray>) {
-        self.packed.lock().unwrap_or_else(PoisonError::into_inner).extend(arrays);
-    }
-
-    fn linear(&self, name: &str, shape: LinearShape) -> Option<PackedLinear> {
-        let LinearShape { compute_type, out, input, .. } = shape;
-        let array = |part: Part| self.stored.get(&format!("{name}.{}", part.name())).cloned();
-        let arrays = PackedArrays {
-            panels: array(Part::Panels)?,
-            bias: array(Part::Bias),
-            scales: array(Part::Scales),
-            column_sums: array(Part::ColumnSums),
-        };
-        let isa = Isa::get().ok()?;
-        let has_bias = arrays.bias.is_some();
-        PackedLinear::from_arrays(isa, compute_type, out, input, arrays)
-            .filter(|_| has_bias == shape.has_bias)
-    }
-}
-
-/// The properties of a linear map, which stored arrays must match.
-#[derive(Clone, Copy)]
-pub(crate) struct LinearShape {
-    pub(crate) compute_type: ComputeType,
-    pub(crate) out: usize,
-    pub(crate) input: usize,
-    pub(crate) has_bias: bool,
 }
 
 /// The weights of the current scope, if `vb` has f32 weights on a CPU; only these are packed.
@@ -191,47 +123,23 @@ fn without_data<R>(request: impl FnOnce() -> R) -> R {
     request()
 }
 
-/// Loads a linear map. If the current scope has its arrays, the map is built from them, and `load`
-/// only requests the tensors, so that their names and shapes are checked. Otherwise the map is the
-/// result of `load`, and its arrays are remembered.
-pub(crate) fn load_linear(
+/// Loads a module. If the current scope has the arrays from which `from_stored` builds the module,
+/// `load` only requests the tensors, so that their names and shapes are checked. Otherwise the
+/// module is the result of `load`, and its `arrays` are remembered.
+pub(crate) fn load<M>(
     vb: &VarBuilder,
-    shape: LinearShape,
-    load: impl FnOnce() -> Result<Linear>,
-) -> Result<Linear> {
+    from_stored: impl FnOnce(&dyn Fn(&str) -> Option<SharedBytes>) -> Option<M>,
+    load: impl FnOnce() -> Result<M>,
+    arrays: impl FnOnce(&M) -> Vec<(&'static str, Arc<dyn PackedArray>)>,
+) -> Result<M> {
     let Some(current) = current(vb) else { return load() };
-    let name = vb.prefix();
-    if let Some(weights) = current.linear(&name, shape) {
+    let name = |part: &str| format!("{}.{part}", vb.prefix());
+    if let Some(module) = from_stored(&|part| current.stored.get(&name(part)).cloned()) {
         without_data(load)?;
-        return Ok(Linear::from(Packed::from(weights)));
+        return Ok(module);
     }
-    let linear = load()?;
-    if let Some(packed) = linear.packed() {
-        let parts = Part::ALL.into_iter().filter(|part| part.of(&packed.weights).is_some());
-        current.remember(parts.map(|part| PackedArray {
-            name: format!("{name}.{}", part.name()),
-            data: Data::Linear(packed.clone(), part),
-        }));
-    }
-    Ok(linear)
-}
-
-/// Loads an embedding table, like [`load_linear`].
-pub(crate) fn load_table(
-    vb: &VarBuilder,
-    shape: [usize; 2],
-    load: impl FnOnce() -> Result<Table>,
-) -> Result<Table> {
-    let Some(current) = current(vb) else { return load() };
-    let name = format!("{}.table", vb.prefix());
-    let stored = current.stored.get(&name).cloned();
-    if let Some(table) = stored.and_then(|bytes| Table::shared(bytes, shape)) {
-        without_data(load)?;
-        return Ok(table);
-    }
-    let table = load()?;
-    if table.is_storable() {
-        current.remember([PackedArray { name, data: Data::Table(table.clone()) }]);
-    }
-    Ok(table)
+    let module = load()?;
+    let arrays = arrays(&module).into_iter().map(|(part, array)| (name(part), array));
+    current.packed.lock().unwrap_or_else(PoisonError::into_inner).extend(arrays);
+    Ok(module)
 }

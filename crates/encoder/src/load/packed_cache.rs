@@ -315,15 +315,12 @@ impl OpenCache {
 
     fn write(&self) -> io::Result<()> {
         let new = self.packed.packed();
-        let mut arrays: BTreeMap<&str, Array> = BTreeMap::new();
-        for (name, bytes) in self.packed.stored() {
-            arrays.insert(name, Array::Stored(bytes));
-        }
-        for array in &new {
-            arrays.insert(&array.name, Array::New(array));
-        }
-        let sizes = arrays.iter().map(|(name, array)| Ok((*name, array.with_bytes(<[u8]>::len)?)));
-        let mut sizes: Vec<(&str, usize)> = sizes.collect::<io::Result<_>>()?;
+        let stored = self.packed.stored().iter();
+        let mut arrays: BTreeMap<&str, &dyn PackedArray> =
+            stored.map(|(name, array)| (name.as_str(), array as _)).collect();
+        arrays.extend(new.iter().map(|(name, array)| (name.as_str(), &**array)));
+        let mut sizes: Vec<(&str, usize)> =
+            arrays.iter().map(|(name, array)| (*name, array.size())).collect();
         if new.is_empty() || sizes.iter().map(|(_, len)| len).sum::<usize>() < self.min_bytes {
             return Ok(());
         }
@@ -336,7 +333,7 @@ impl OpenCache {
         let mut out = BufWriter::with_capacity(CHUNK, file.as_file_mut());
         out.write_all(&self.header(&sizes)?)?;
         for (name, _) in &sizes {
-            arrays[name].with_bytes(|bytes| out.write_all(bytes))??;
+            arrays[name].write_to(&mut out)?;
         }
         out.flush()?;
         drop(out);
@@ -367,21 +364,6 @@ impl OpenCache {
         let mut text = serde_json::to_vec(&header)?;
         text.resize((8 + text.len()).next_multiple_of(ALIGNMENT) - 8, b' ');
         Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
-    }
-}
-
-/// An array to write.
-enum Array<'a> {
-    Stored(&'a SharedBytes),
-    New(&'a PackedArray),
-}
-
-impl Array<'_> {
-    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> io::Result<R> {
-        match self {
-            Self::Stored(bytes) => Ok(f(bytes.as_slice())),
-            Self::New(array) => array.with_bytes(f).map_err(io::Error::other),
-        }
     }
 }
 

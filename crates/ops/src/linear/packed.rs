@@ -1,20 +1,24 @@
 //! Linear maps on a CPU whose weights are packed for the CPU kernel.
 
-use std::sync::OnceLock;
+use std::{
+    io::{self, Write},
+    sync::{Arc, OnceLock},
+};
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor};
-use mha_kernels::{Isa, LinearMap, PackedLinear, Rows};
+use mha_kernels::{Isa, LinearMap, PackedArrays, PackedLinear, Rows, SharedBytes};
 
 use super::backend::Backend;
 use crate::{
     Activation, ComputeType, Result,
     cpu::{self, Element},
+    packed_weights::PackedArray,
 };
 
 /// Weights packed for the CPU kernel.
 #[derive(Debug)]
-pub(crate) struct Packed {
-    pub(crate) weights: PackedLinear,
+pub(super) struct Packed {
+    pub(super) weights: PackedLinear,
     /// The map as a candle module, created for the first input that the kernel does not support.
     pub(super) unpacked: OnceLock<candle_nn::Linear>,
 }
@@ -37,6 +41,29 @@ impl Packed {
         let (isa, bias) = (Isa::get()?, bias.as_deref());
         let pack = |weight: &[f32]| PackedLinear::pack(isa, compute_type, weight, out, input, bias);
         Ok(cpu::with_slice(&weight.contiguous()?, pack)?.into())
+    }
+
+    /// The map from its stored arrays; `None` if one is missing or does not fit.
+    pub(super) fn from_stored(
+        compute_type: ComputeType,
+        [out, input]: [usize; 2],
+        has_bias: bool,
+        array: &dyn Fn(&str) -> Option<SharedBytes>,
+    ) -> Option<Self> {
+        let [panels, bias, scales, column_sums] = PARTS.map(|(name, _)| array(name));
+        let arrays = PackedArrays { panels: panels?, bias, scales, column_sums };
+        if arrays.bias.is_some() != has_bias {
+            return None;
+        }
+        let isa = Isa::get().ok()?;
+        PackedLinear::from_arrays(isa, compute_type, out, input, arrays).map(Self::from)
+    }
+
+    /// The arrays of the map by name, for [`Self::from_stored`].
+    pub(super) fn arrays(self: &Arc<Self>) -> Vec<(&'static str, Arc<dyn PackedArray>)> {
+        let parts = PARTS.into_iter().filter(|(_, part)| part(self.weights.arrays()).is_some());
+        let array = |part| Arc::new(PackedPart { map: self.clone(), part }) as Arc<dyn PackedArray>;
+        parts.map(|(name, part)| (name, array(part))).collect()
     }
 
     /// Whether the kernel supports `x`.
@@ -77,6 +104,39 @@ impl Packed {
         }
         let linear = candle_nn::Linear::new(self.weight()?, self.bias()?);
         Ok(self.unpacked.get_or_init(|| linear))
+    }
+}
+
+/// An array of packed weights, if they have it.
+type Part = fn(PackedArrays<&[f32]>) -> Option<&[f32]>;
+
+/// The arrays of packed weights by name.
+const PARTS: [(&str, Part); 4] = [
+    ("panels", |arrays| Some(arrays.panels)),
+    ("bias", |arrays| arrays.bias),
+    ("scales", |arrays| arrays.scales),
+    ("column_sums", |arrays| arrays.column_sums),
+];
+
+#[derive(Debug)]
+struct PackedPart {
+    map: Arc<Packed>,
+    part: Part,
+}
+
+impl PackedPart {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice((self.part)(self.map.weights.arrays()).unwrap_or_default())
+    }
+}
+
+impl PackedArray for PackedPart {
+    fn size(&self) -> usize {
+        self.bytes().len()
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(self.bytes())
     }
 }
 
