@@ -230,7 +230,7 @@ pub enum Error {
 
     /// An error of an operation, for example [`ops::Error::ComputeType`].
     #[error(transparent)]
-    Operation(#[from] ops::Error),
+    Operation(ops::Error),
 
     /// An error of candle.
     #[error(transparent)]
@@ -251,6 +251,15 @@ impl Error {
     /// The error of a module whose argument `x` is the query.
     pub(crate) fn with_query_named_x(self) -> Self {
         self.with_argument("query", "x")
+    }
+}
+
+impl From<ops::Error> for Error {
+    fn from(error: ops::Error) -> Self {
+        match error {
+            ops::Error::Candle(error) => Self::Candle(error),
+            other => Self::Operation(other),
+        }
     }
 }
 

@@ -109,8 +109,8 @@ impl MultiHeadAttention {
     /// - `query`: `(B, T, E)`; `key`: `(B, S, kdim)`; `value`: `(B, S, vdim)`; returns `(B, T, E)`
     /// - `kdim` and `vdim` are E unless the config sets them
     /// # Errors
-    /// [`Error::Shape`], naming the argument, if the shapes do not match; [`Error::DType`] if a
-    /// projection does not support the dtype of its input, see [`Linear::forward`];
+    /// [`Error::Shape`], naming the argument, if the shapes do not match; [`ops::Error::DType`]
+    /// if a projection does not support the dtype of its input, see [`Linear::forward`];
     /// [`Error::Offset`] or [`Error::ValidLength`] if the mask does not fit T and S;
     /// [`ops::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn forward(
