@@ -43,7 +43,7 @@ fn main() -> Result {
             return Ok(());
         }
     };
-    mha::ops::keep_freed_memory(&device)?; // as the model loaders do
+    ops::keep_freed_memory(&device)?; // as the model loaders do
     let weights = weights()?;
     let exact = model(&weights, Precision::F32, &Cpu)?;
     let rate = gemm(&device)?;

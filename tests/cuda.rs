@@ -10,7 +10,8 @@ use encoder::{
     BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderForMaskedLm,
     EncoderForSequenceClassification, EncoderModel, LoadOptions, PackedBatch, Precision,
 };
-use mha::{AttentionMask, ComputeType, Init, Linear, scaled_dot_product_attention as attend};
+use mha::{AttentionMask, ComputeType, Init, scaled_dot_product_attention as attend};
+use ops::Linear;
 
 use crate::{
     golden_architectures::ARCHITECTURES,

@@ -11,7 +11,8 @@ use candle_core::{Device::Cpu, Tensor};
 use encoder::{
     Embedder, EncoderForSequenceClassification, EncoderModel, LoadOptions, PackedCache, Precision,
 };
-use mha::{AttentionMask, ops::PackedWeights};
+use mha::AttentionMask;
+use ops::PackedWeights;
 
 use crate::{
     cli::{ENVIRONMENT, stderr, stdout},

@@ -20,7 +20,7 @@ mod vector_table;
 
 use std::{
     ffi::OsString,
-    io::{self, IsTerminal, Write},
+    io::{self, Write},
     process::ExitCode,
 };
 
@@ -190,9 +190,4 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io_error = error.downcast_ref::<io::Error>();
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// Whether to write colours to an output. A variable `NO_COLOR` that is not empty disables them.
-fn is_colored(output: &impl IsTerminal) -> bool {
-    output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -1,12 +1,17 @@
-//! Messages on standard error; errors and warnings of the library `corpus` in terms of the
-//! command's options.
+//! Messages on standard error, and whether an output is coloured; errors and warnings of the library
+//! `corpus` in terms of the command's options.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use anyhow::anyhow;
 use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite, warnings};
 
 use crate::fit::harmless;
+
+/// Whether to write colours to an output. A variable `NO_COLOR` that is not empty disables them.
+pub fn is_colored(output: &impl IsTerminal) -> bool {
+    output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
 
 /// The line that is printed for an error.
 pub fn error_line(error: &anyhow::Error) -> String {

@@ -9,8 +9,8 @@ use candle_core::{DType, Tensor};
 use encoder::{
     BatchFn, EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt, Tokens,
 };
-use mha::ops::l2_normalize;
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
+use ops::l2_normalize;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{

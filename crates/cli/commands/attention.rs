@@ -19,7 +19,7 @@ use crate::{
         terminal::write_matrix,
     },
     compute::Compute,
-    is_colored, model_files,
+    messages, model_files,
     truncation::Truncation,
 };
 
@@ -129,7 +129,7 @@ pub fn run(args: Args) -> Result<()> {
         Some((path, format)) => write_file(&path, format, &title, &attention, &chosen),
         None => {
             let mut out = io::BufWriter::new(io::stdout().lock());
-            let shaded = is_colored(&io::stdout());
+            let shaded = messages::is_colored(&io::stdout());
             for matrix in &chosen {
                 write_matrix(&mut out, &attention, matrix, shaded)?;
             }

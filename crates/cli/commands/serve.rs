@@ -24,7 +24,7 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 use crate::{
     arguments::{positive, usage_error},
     compute::Machine,
-    is_colored, messages, model, model_files,
+    messages, model, model_files,
 };
 
 /// The environment variable with API keys, separated by commas.
@@ -560,7 +560,7 @@ fn start_log(format: LogFormat) -> Result<()> {
     let level = level.from_env().map_err(|error| anyhow!("RUST_LOG is invalid: {error}"))?;
     let log = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
-        .with_ansi(is_colored(&io::stderr()))
+        .with_ansi(messages::is_colored(&io::stderr()))
         .with_target(false);
     let log = match format {
         LogFormat::Text => log.boxed(),

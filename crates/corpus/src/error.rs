@@ -7,7 +7,7 @@ use parquet::errors::ParquetError;
 
 use crate::{
     columns::ValueMismatch,
-    records::{InvalidRecord, Record, Unit, csv_message},
+    records::{InvalidRecord, Record, Unit, csv_message, list_names},
     vectors::VectorDtype,
 };
 
@@ -537,39 +537,4 @@ impl Error {
 
 fn first_invalid(invalid: Option<&InvalidRecord>) -> String {
     invalid.map_or_else(String::new, |invalid| format!("; the first invalid record: {invalid}"))
-}
-
-/// The largest number of names that an error lists.
-const MAX_NAMES: usize = 20;
-
-/// Lists the columns or fields that exist, for an error about one that is missing.
-pub(crate) fn list_names(what: &str, names: &[String]) -> String {
-    match names {
-        [] => format!("it has no {what}"),
-        // Quoted, because a name may contain a comma or a line feed.
-        names => match names.split_at_checked(MAX_NAMES) {
-            Some((first, rest @ [_, ..])) => {
-                format!("its first {what} are {first:?}, and it has {} more", rest.len())
-            }
-            _ => format!("its {what} are {names:?}"),
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_lists_at_most_20_names() {
-        let names: Vec<String> = (0..23).map(|i| format!("n{i}")).collect();
-        let all = list_names("fields", &names[..20]);
-        assert!(
-            all.starts_with(r#"its fields are ["n0", "#) && all.ends_with(r#""n19"]"#),
-            "{all}"
-        );
-        let first = list_names("fields", &names);
-        assert!(first.starts_with(r#"its first fields are ["n0", "#), "{first}");
-        assert!(first.ends_with(r#""n19"], and it has 3 more"#), "{first}");
-    }
 }

@@ -18,7 +18,7 @@ use crate::{
     Error, Result,
     columns::NonFinite,
     records::{InputPosition, Record},
-    resume::RunState,
+    resume::{RunState, with_suffix},
     vectors::{HEADER_LENGTH, Layout, encode_batches, header, json_lines, write_file},
 };
 
@@ -239,13 +239,6 @@ pub(crate) fn temporary_files(output: &Path) -> [PathBuf; 4] {
         .map(|suffix| with_suffix(output, suffix))
 }
 
-/// The path with `suffix` at its end.
-pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(suffix);
-    name.into()
-}
-
 /// Opens or creates a file and locks it.
 ///
 /// # Errors
@@ -296,19 +289,5 @@ fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
-    }
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
-
-    use super::*;
-
-    #[test]
-    fn a_suffix_keeps_a_path_that_is_not_utf8() {
-        let path = Path::new(OsStr::from_bytes(b"out\xff.npy"));
-        let expected = OsStr::from_bytes(b"out\xff.npy.partial");
-        assert_eq!(with_suffix(path, ".partial"), expected);
     }
 }

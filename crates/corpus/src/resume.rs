@@ -3,12 +3,12 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, partial::with_suffix, records::InputPosition};
+use crate::{Error, Result, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
 /// get another hash. Version 8 changed the text of the settings.
@@ -96,6 +96,13 @@ fn differences(expected: &str, got: &str) -> (String, String) {
     (one.join("; "), other.join("; "))
 }
 
+/// The path with `suffix` at its end.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(suffix);
+    name.into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +127,15 @@ mod tests {
         assert!(matches!(read("a"), Err(Error::RunStateVersion { got: None, .. })));
         fs::write(&path, "{").unwrap();
         assert!(matches!(read("a"), Err(Error::DamagedRunState { .. })));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_suffix_keeps_a_path_that_is_not_utf8() {
+        use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+        let path = Path::new(OsStr::from_bytes(b"out\xff.npy"));
+        let expected = OsStr::from_bytes(b"out\xff.npy.partial");
+        assert_eq!(with_suffix(path, ".partial"), expected);
     }
 }

@@ -612,14 +612,20 @@ pub enum Error {
         got: f64,
     },
 
-    /// An error of the `mha` crate. The docs of this crate name either this variant or the error in
-    /// it, for example [`mha::Error::Shape`].
+    /// An error of the crates `mha` and `ops`. The docs of this crate name either this variant or the
+    /// error in it, for example [`mha::Error::Shape`].
     #[error(transparent)]
     Attention(#[from] mha::Error),
 
     /// An error of candle.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl From<ops::Error> for Error {
+    fn from(error: ops::Error) -> Self {
+        Self::Attention(error.into())
+    }
 }
 
 /// Allows `?` on this crate's results inside a `candle_core::Module`.

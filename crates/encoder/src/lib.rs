@@ -75,7 +75,7 @@ pub use load::{DownloadProgress, Hub};
 pub use load::{
     LoadOptions, LoadReport, Mismatched, Missing, ModelFiles, PackedCache, PackedCacheFile,
 };
-pub use mha::{self, Activation};
+pub use mha;
 pub use models::{
     AnswerScores, BertConfig, BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory,
     EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm, EncoderForNextSentencePrediction,
@@ -83,6 +83,7 @@ pub use models::{
     EncoderModel, EncoderOutput, EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig,
     SequencePooling, Strategy,
 };
+pub use ops::Activation;
 pub use pipelines::*;
 pub use precision::Precision;
 pub use text::{

@@ -1,7 +1,7 @@
 //! The numeric precision of a model's computation.
 
 use candle_core::{DType, Device};
-use mha::ComputeType;
+use ops::ComputeType;
 
 use crate::{Error, Result};
 

@@ -56,7 +56,8 @@ impl CrossAttention {
     /// where G is the number of key-value heads and V the width of a value head
     /// # Errors
     /// [`Error::Shape`] if `encoder_output` does not have three dimensions, or if its width differs
-    /// from `kdim` or from `vdim` of the config; [`Error::DType`] as in [`crate::Linear::forward`].
+    /// from `kdim` or from `vdim` of the config; [`ops::Error::DType`] as in
+    /// [`ops::Linear::forward`].
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         let memory = self.0.project_memory(encoder_output, encoder_output);
         memory.map_err(|error| {

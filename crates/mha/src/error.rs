@@ -1,7 +1,5 @@
 //! The errors of this crate.
 
-use crate::ComputeType;
-
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -230,27 +228,9 @@ pub enum Error {
     )]
     Transform,
 
-    /// The weights cannot be converted to the compute type.
-    #[error(
-        "{compute_type:?} products need f32 weights and biases{} that autograd does not track: got \
-         {dtype:?} on {device:?}{}; convert or detach the tensors, or use ComputeType::F32",
-        if *compute_type == ComputeType::Int8 { " on the CPU" } else { "" },
-        if *tracked { ", tracked" } else { "" }
-    )]
-    ComputeType {
-        /// The requested compute type.
-        compute_type: ComputeType,
-        /// The dtype of the tensor that cannot be converted: the weights or the bias.
-        dtype: candle_core::DType,
-        /// The device of this tensor.
-        device: candle_core::DeviceLocation,
-        /// Whether autograd tracks this tensor.
-        tracked: bool,
-    },
-
-    /// `MHA_ISA` is not the name of an instruction set that this machine supports.
+    /// An error of an operation, for example [`ops::Error::ComputeType`].
     #[error(transparent)]
-    Isa(#[from] mha_kernels::IsaError),
+    Operation(ops::Error),
 
     /// An error of candle.
     #[error(transparent)]
@@ -274,11 +254,21 @@ impl Error {
     }
 }
 
+impl From<ops::Error> for Error {
+    fn from(error: ops::Error) -> Self {
+        match error {
+            ops::Error::Candle(error) => Self::Candle(error),
+            other => Self::Operation(other),
+        }
+    }
+}
+
 /// Allows `?` on this crate's results inside an implementation of `candle_core::Module`.
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
+            Error::Operation(error) => error.into(),
             other => candle_core::Error::wrap(other),
         }
     }

@@ -29,9 +29,9 @@
 //! - positions: [`Rotary`] with a [`RotaryScaling`] rotates queries and keys; [`RelativeBias`] and
 //!   [`alibi()`] compute biases for [`AttentionMask::with_distance_bias`]
 //! - [`KvCache`], [`Memory`]: keys and values that are kept between calls
-//! - [`ops`]: the operations below these modules ([`Linear`], [`LayerNorm`], [`Activation`] and
-//!   others); each operation chooses between a CUDA kernel, a CPU kernel and candle
 //! - [`Init`]: initial weights for training
+//!
+//! The projections and the rotation are operations of the crate [`ops`].
 //!
 //! # Examples
 //! The attention weights of a head:
@@ -75,6 +75,7 @@
 #![forbid(unsafe_code)]
 
 mod alibi;
+mod attention;
 mod causal_self_attention;
 mod config;
 mod cross_attention;
@@ -85,7 +86,6 @@ mod init;
 mod kv_cache;
 mod mask;
 mod multi_head;
-pub mod ops;
 mod options;
 pub mod reference;
 mod relative_bias;
@@ -108,9 +108,8 @@ pub use error::{Error, Result};
 pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
 pub use mask::AttentionMask;
-pub use mha_kernels::ComputeType;
 pub use multi_head::MultiHeadAttention;
-pub use ops::{Activation, LayerNorm, Linear};
+pub use ops::ComputeType;
 pub use options::{AttentionOptions, QueryKeyTransform};
 pub use relative_bias::{RelativeBias, relative_position_bucket};
 pub use rotary::{Rotary, RotaryAt};

@@ -7,10 +7,11 @@ use std::{collections::HashMap, fmt};
 
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use ops::Linear;
 
 use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
-    Linear, Memory, QueryKeyTransform, Result,
+    Memory, QueryKeyTransform, Result,
     sdpa::{self, Scoring},
     shape::{check_qkv, expect_dims, expect_rank, shape_error},
 };
@@ -108,10 +109,10 @@ impl MultiHeadAttention {
     /// - `query`: `(B, T, E)`; `key`: `(B, S, kdim)`; `value`: `(B, S, vdim)`; returns `(B, T, E)`
     /// - `kdim` and `vdim` are E unless the config sets them
     /// # Errors
-    /// [`Error::Shape`], naming the argument, if the shapes do not match; [`Error::DType`] if a
-    /// projection does not support the dtype of its input, see [`Linear::forward`];
+    /// [`Error::Shape`], naming the argument, if the shapes do not match; [`ops::Error::DType`]
+    /// if a projection does not support the dtype of its input, see [`Linear::forward`];
     /// [`Error::Offset`] or [`Error::ValidLength`] if the mask does not fit T and S;
-    /// [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+    /// [`ops::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn forward(
         &self,
         query: &Tensor,
@@ -216,7 +217,7 @@ impl MultiHeadAttention {
             let index = head_rows(heads, d, &weight)?;
             let bias = linear.bias()?.map(|bias| bias.index_select(&index, 0)).transpose()?;
             let weight = weight.contiguous()?.index_select(&index, 0)?;
-            Linear::new(config.compute_type, weight, bias)
+            Ok(Linear::new(config.compute_type, weight, bias)?)
         };
         let output = self.output.weight()?.contiguous()?;
         let output = output.index_select(&head_rows(&left, value_d, &output)?, 1)?;
@@ -386,7 +387,7 @@ impl MultiHeadAttention {
     /// Concatenates the heads and projects them.
     fn merge(&self, context: &Tensor) -> Result<Tensor> {
         let heads = context.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·V)
-        self.output.forward(&heads)
+        Ok(self.output.forward(&heads)?)
     }
 }
 

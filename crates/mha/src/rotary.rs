@@ -4,10 +4,10 @@
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::rotary_emb::rope;
+use ops::{rotate_in_place, table_fits};
 
 use crate::{
     AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling,
-    ops::{rotate_in_place, table_fits},
     options::check_heads,
     shape::{expect_rank, shape_error},
 };

@@ -4,8 +4,8 @@
 use candle_core::{D, DType, Tensor};
 
 use crate::{
-    AttentionMask, ComputeType, DisentangledPositions, Dropout, Result, mask::MaskTensors, ops,
-    shape::check_qkv,
+    AttentionMask, ComputeType, DisentangledPositions, Dropout, Result, attention,
+    mask::MaskTensors, shape::check_qkv,
 };
 
 /// Maximum number of scores of a block of queries, if the weights are not returned. The softmax
@@ -80,7 +80,7 @@ impl<'a> Scoring<'a> {
 /// [`crate::Error::Shape`], naming the argument, if the shapes do not match;
 /// [`crate::Error::Zero`] if D is 0; [`crate::Error::DType`] for integers, and if some tensors are
 /// in f64 and others are not; [`crate::Error::Offset`] or [`crate::Error::ValidLength`] if the
-/// mask does not fit T and S; [`crate::Error::Isa`] if `MHA_ISA` names instructions that this
+/// mask does not fit T and S; [`ops::Error::Isa`] if `MHA_ISA` names instructions that this
 /// machine lacks.
 /// # Source
 /// Vaswani et al. 2017, equation 1, <https://arxiv.org/abs/1706.03762>; compare
@@ -133,7 +133,7 @@ pub(crate) fn attend_with_compute_type(
 ) -> Result<Tensor> {
     let dims = check_qkv(q, k, v)?;
     if dropout.is_none()
-        && let Some(context) = ops::attention(q, k, v, mask, scoring, compute_type)?
+        && let Some(context) = attention::attention(q, k, v, mask, scoring, compute_type)?
     {
         return Ok(context);
     }

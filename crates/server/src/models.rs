@@ -11,7 +11,8 @@ use std::{
     time::Instant,
 };
 
-use encoder::{TextTokenizer, mha::ops::max_threads};
+use encoder::TextTokenizer;
+use ops::max_threads;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{

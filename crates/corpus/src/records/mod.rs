@@ -12,7 +12,9 @@ mod source;
 mod stream;
 
 pub(crate) use position::InputPosition;
-pub(crate) use record::{Fields, csv_message, text_object, text_object_size, write_text_object};
+pub(crate) use record::{
+    Fields, csv_message, list_names, text_object, text_object_size, write_text_object,
+};
 pub use record::{InvalidRecord, InvalidRecordKind, Record, Unit};
 pub use source::RecordSource;
 pub use stream::Records;

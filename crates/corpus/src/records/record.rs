@@ -12,8 +12,6 @@ use arrow_ipc::writer::StreamWriter;
 use arrow_schema::ArrowError;
 use twox_hash::XxHash64;
 
-use crate::error::list_names;
-
 /// A text, and all fields of the line or row that contains it.
 #[derive(Clone, Debug)]
 pub struct Record {
@@ -235,6 +233,23 @@ pub enum InvalidRecordKind {
     Refused(#[source] Box<encoder::Error>),
 }
 
+/// The largest number of names that an error lists.
+const MAX_NAMES: usize = 20;
+
+/// Lists the columns or fields that exist, for an error about one that is missing.
+pub(crate) fn list_names(what: &str, names: &[String]) -> String {
+    match names {
+        [] => format!("it has no {what}"),
+        // Quoted, because a name may contain a comma or a line feed.
+        names => match names.split_at_checked(MAX_NAMES) {
+            Some((first, rest @ [_, ..])) => {
+                format!("its first {what} are {first:?}, and it has {} more", rest.len())
+            }
+            _ => format!("its {what} are {names:?}"),
+        },
+    }
+}
+
 /// The error's message without the line number of `csv`, which is too low after CRLF and blank
 /// lines.
 pub(crate) fn csv_message(error: &csv::Error) -> String {
@@ -268,5 +283,23 @@ impl InvalidRecord {
             InvalidRecordKind::Csv(error) => error.is_io_error(),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_lists_at_most_20_names() {
+        let names: Vec<String> = (0..23).map(|i| format!("n{i}")).collect();
+        let all = list_names("fields", &names[..20]);
+        assert!(
+            all.starts_with(r#"its fields are ["n0", "#) && all.ends_with(r#""n19"]"#),
+            "{all}"
+        );
+        let first = list_names("fields", &names);
+        assert!(first.starts_with(r#"its first fields are ["n0", "#), "{first}");
+        assert!(first.ends_with(r#""n19"], and it has 3 more"#), "{first}");
     }
 }

@@ -2,10 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
-use mha::{
-    Linear,
-    ops::{self, Table},
-};
+use ops::{Linear, Table};
 
 use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 

@@ -4,7 +4,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::Linear;
+use ops::Linear;
 
 use crate::{Activation, EncoderConfig, FeedForwardKind, Result};
 
@@ -55,9 +55,9 @@ impl PositionWiseFeedForward {
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`]; [`mha::Error::Candle`] if `vb` lacks a tensor or has
-    /// it in another shape; [`mha::Error::ComputeType`] if the compute type does not support the
+    /// it in another shape; [`ops::Error::ComputeType`] if the compute type does not support the
     /// weights' dtype or device; [`mha::Error::Shape`] for an int8 input wider than 65,536;
-    /// [`mha::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+    /// [`ops::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let (e, f) = (config.hidden_size, config.intermediate_size);

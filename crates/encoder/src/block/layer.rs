@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, SelfAttention, ops};
+use mha::{AttentionMask, AttentionOptions, SelfAttention};
 
 use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 

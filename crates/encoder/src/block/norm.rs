@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
-use mha::{LayerNorm, ops};
+use ops::LayerNorm;
 
 use crate::{EncoderConfig, NormKind, Result};
 

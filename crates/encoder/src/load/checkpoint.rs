@@ -10,7 +10,7 @@ use std::{
 
 use candle_core::{DType, Device, Shape, Tensor, safetensors::Load};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
-use mha::ops::{f32_from_bf16, f32_from_f16};
+use ops::{f32_from_bf16, f32_from_f16};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
@@ -168,7 +168,7 @@ impl SimpleBackend for Backend {
             }
             return placeholder();
         }
-        let needs_data = self.with_data && !mha::ops::skips_data();
+        let needs_data = self.with_data && !ops::skips_data();
         let is_f32 = matches!(
             (info.dtype, dtype, device, &info.strides),
             (Dtype::F32, DType::F32, Device::Cpu, None)

@@ -366,7 +366,7 @@ impl Opened {
     /// `len` f32 values from the byte `start` on, in a buffer of huge pages if the system has them.
     /// For a file in memory, the range must be within the file.
     pub(crate) fn f32_at(&self, start: u64, len: usize) -> io::Result<Vec<f32>> {
-        let mut values = mha::ops::zeros::<f32>(len);
+        let mut values = ops::zeros::<f32>(len);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
         match self {
             Self::File { file, .. } => read_exact_at(file, start, bytes)?,

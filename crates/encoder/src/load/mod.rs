@@ -19,11 +19,11 @@ use std::{env, path::PathBuf, sync::Arc};
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 pub(crate) use checkpoint::{Checkpoint, is_placeholder};
-use mha::{ComputeType, ops::PackedWeights};
 pub(crate) use names::{
     DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
     Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
 };
+use ops::{ComputeType, PackedWeights};
 
 pub use files::ModelFiles;
 pub(crate) use files::{parse_json, parse_value};
@@ -95,7 +95,7 @@ fn huggingface_home() -> Option<PathBuf> {
 }
 
 /// [`model`] for an encoder with f32 hidden states on a CPU. Modules that are loaded by
-/// `mha::ops::Linear::load` or `Table::load`, those of the head included, use the packed weights in
+/// `ops::Linear::load` or `Table::load`, those of the head included, use the packed weights in
 /// `cache`; weights that the cache lacks are packed and saved.
 pub(crate) fn model_with_cache<M>(
     files: &ModelFiles,
@@ -165,8 +165,8 @@ fn checked<M>(
             // Each thread has its own CUDA stream, which does not wait for the copies on this
             // thread's stream. Wait for the copies here.
             device.synchronize()?;
-            mha::ops::keep_freed_memory(device)?;
-            mha::ops::release_freed_memory(); // the weights before packing
+            ops::keep_freed_memory(device)?;
+            ops::release_freed_memory(); // the weights before packing
             Ok((model, report))
         }
     }

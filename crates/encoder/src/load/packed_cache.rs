@@ -15,10 +15,7 @@ use std::{
 };
 
 use memmap2::Mmap;
-use mha::{
-    ComputeType,
-    ops::{Isa, PackedArray, PackedWeights, SharedBytes},
-};
+use ops::{ComputeType, Isa, PackedArray, PackedWeights, SharedBytes};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
@@ -262,7 +259,7 @@ impl PackedCache {
         config_json: &[u8],
         compute_type: ComputeType,
     ) -> Result<OpenCache> {
-        let isa = Isa::get().map_err(mha::Error::from)?;
+        let isa = Isa::get().map_err(ops::Error::from)?;
         // The path is hashed too, so that a checkpoint whose weights were crafted to have the hash
         // of another checkpoint's weights gets another file.
         let path = fs::canonicalize(weights.path());
@@ -319,15 +316,12 @@ impl OpenCache {
 
     fn write(&self) -> io::Result<()> {
         let new = self.packed.packed();
-        let mut arrays: BTreeMap<&str, Array> = BTreeMap::new();
-        for (name, bytes) in self.packed.stored() {
-            arrays.insert(name, Array::Stored(bytes));
-        }
-        for array in &new {
-            arrays.insert(&array.name, Array::New(array));
-        }
-        let sizes = arrays.iter().map(|(name, array)| Ok((*name, array.with_bytes(<[u8]>::len)?)));
-        let mut sizes: Vec<(&str, usize)> = sizes.collect::<io::Result<_>>()?;
+        let stored = self.packed.stored().iter();
+        let mut arrays: BTreeMap<&str, &dyn PackedArray> =
+            stored.map(|(name, array)| (name.as_str(), array as _)).collect();
+        arrays.extend(new.iter().map(|(name, array)| (name.as_str(), &**array)));
+        let mut sizes: Vec<(&str, usize)> =
+            arrays.iter().map(|(name, array)| (*name, array.size())).collect();
         if new.is_empty() || sizes.iter().map(|(_, len)| len).sum::<usize>() < self.min_bytes {
             return Ok(());
         }
@@ -340,7 +334,7 @@ impl OpenCache {
         let mut out = BufWriter::with_capacity(CHUNK, file.as_file_mut());
         out.write_all(&self.header(&sizes)?)?;
         for (name, _) in &sizes {
-            arrays[name].with_bytes(|bytes| out.write_all(bytes))??;
+            arrays[name].write_to(&mut out)?;
         }
         out.flush()?;
         drop(out);
@@ -371,21 +365,6 @@ impl OpenCache {
         let mut text = serde_json::to_vec(&header)?;
         text.resize((8 + text.len()).next_multiple_of(ALIGNMENT) - 8, b' ');
         Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
-    }
-}
-
-/// An array to write.
-enum Array<'a> {
-    Stored(&'a SharedBytes),
-    New(&'a PackedArray),
-}
-
-impl Array<'_> {
-    fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> io::Result<R> {
-        match self {
-            Self::Stored(bytes) => Ok(f(bytes.as_slice())),
-            Self::New(array) => array.with_bytes(f).map_err(io::Error::other),
-        }
     }
 }
 

@@ -9,7 +9,8 @@ use std::{
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, HeadWeights, Linear};
+use mha::{AttentionMask, HeadWeights};
+use ops::Linear;
 
 use crate::{
     BertDecoder, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, EncoderModel, Error,

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, HeadWeights, Linear, ops::CudaGraphCache};
+use mha::{AttentionMask, HeadWeights};
+use ops::{CudaGraphCache, Linear};
 
 use crate::{
     Encoder, EncoderConfig, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles,
@@ -300,7 +301,8 @@ impl EncoderModel {
         }
         let encode = |batch: &PackedBatch| {
             let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
-            self.graphs.run(batch.offsets(), &ids, |ids, mask| {
+            let mask = AttentionMask::block_diagonal(batch.offsets())?;
+            self.graphs.run(batch.offsets(), &ids, &mask, |ids, mask| {
                 Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
             })
         };
@@ -310,7 +312,7 @@ impl EncoderModel {
         // All work runs in the rayon pool, so that concurrent callers share the threads of the pool
         // and do not add threads.
         rayon::scope(|_| {
-            let parts = batch.parts(TOKENS_PER_THREAD * mha::ops::max_threads());
+            let parts = batch.parts(TOKENS_PER_THREAD * ops::max_threads());
             let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
             Ok(Tensor::cat(&hidden, 0)?)
         })

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use candle_core::{D, Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, Linear};
+use mha::AttentionMask;
+use ops::Linear;
 
 use crate::{
     Activation, EncoderModel, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,

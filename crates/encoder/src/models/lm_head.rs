@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::Linear;
+use ops::Linear;
 
 use crate::{Activation, ModelConfig, Result, block::Norm, load::is_placeholder};
 

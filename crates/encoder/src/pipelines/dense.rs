@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::{VarBuilder, ops::sigmoid};
-use mha::{ComputeType, Linear};
+use ops::{ComputeType, Linear};
 use serde::Deserialize;
 
 use crate::{

@@ -7,7 +7,7 @@ use std::{
 };
 
 use candle_core::{DType, Tensor};
-use mha::ops::l2_normalize;
+use ops::l2_normalize;
 
 use crate::{
     EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch, Pooling, Prompt, Result,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use candle_core::{Device, Tensor};
-use mha::ops::l2_normalize;
+use ops::l2_normalize;
 use serde::Deserialize;
 
 use crate::{Error, ModelFiles, Pooling, Result, load::Read, pipelines::dense::Dense};

@@ -4,7 +4,6 @@
 use std::{fmt, ops::Range};
 
 use candle_core::{DType, Tensor};
-use mha::ops;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 

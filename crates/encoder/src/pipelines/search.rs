@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use mha::ops::CosineKernel;
+use ops::CosineKernel;
 use rayon::prelude::*;
 
 use crate::{Error, Result};
@@ -80,7 +80,7 @@ impl Search {
     /// `queries`: Q vectors of length E
     /// # Errors
     /// [`Error::QueryWidth`] if the queries differ in length; [`Error::EmptyQuery`] for a query
-    /// without values; [`Error::QueryValue`] for a query with NaN or ∞; [`mha::Error::Isa`] if
+    /// without values; [`Error::QueryValue`] for a query with NaN or ∞; [`ops::Error::Isa`] if
     /// `MHA_ISA` names instructions that this machine lacks.
     pub fn new(queries: &[Vec<f32>], top: usize) -> Result<Self> {
         if let Some(query) = queries.iter().position(Vec::is_empty) {

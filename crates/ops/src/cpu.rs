@@ -6,17 +6,17 @@ use mha_kernels::Isa;
 
 /// Whether an f32 CPU kernel should run: the tensors are f32, on the CPU and not tracked by
 /// autograd, and [`Isa::kernels_enabled`] is true.
-pub(super) fn prefers_kernel(tensors: &[&Tensor]) -> bool {
+pub fn prefers_kernel(tensors: &[&Tensor]) -> bool {
     Isa::kernels_enabled() && are_untracked_f32(tensors)
 }
 
 /// Whether all tensors are f32, on the CPU and not tracked by autograd.
-pub(super) fn are_untracked_f32(tensors: &[&Tensor]) -> bool {
+pub fn are_untracked_f32(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| is_untracked(DType::F32, x))
 }
 
 /// Whether a tensor has this dtype, is on the CPU and is not tracked by autograd.
-pub(super) fn is_untracked(dtype: DType, x: &Tensor) -> bool {
+pub fn is_untracked(dtype: DType, x: &Tensor) -> bool {
     x.device().is_cpu() && x.dtype() == dtype && !x.track_op()
 }
 
@@ -24,7 +24,7 @@ pub(super) fn is_untracked(dtype: DType, x: &Tensor) -> bool {
 ///
 /// # Errors
 /// candle's error if the tensor is not on the CPU, not f32 or not contiguous.
-pub(super) fn with_slice<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> candle_core::Result<R> {
+pub fn with_slice<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> candle_core::Result<R> {
     let (storage, layout) = x.storage_and_layout();
     match &*storage {
         Storage::Cpu(storage) => Ok(f(contiguous(storage, layout)?)),
@@ -36,7 +36,7 @@ pub(super) fn with_slice<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> candle_c
 ///
 /// # Errors
 /// candle's error if the dtype of the storage is not `T` or the layout is not contiguous.
-pub(super) fn contiguous<'a, T: WithDType>(
+pub fn contiguous<'a, T: WithDType>(
     storage: &'a CpuStorage,
     layout: &Layout,
 ) -> candle_core::Result<&'a [T]> {
@@ -47,7 +47,7 @@ pub(super) fn contiguous<'a, T: WithDType>(
 ///
 /// # Errors
 /// candle's error if the layout is not contiguous.
-pub(super) fn slice<'a, T>(elements: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T]> {
+pub fn slice<'a, T>(elements: &'a [T], layout: &Layout) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((start, end)) if start == end => Ok(&[]), // can be beyond the end of the storage
         Some((start, end)) => Ok(&elements[start..end]),
@@ -56,7 +56,7 @@ pub(super) fn slice<'a, T>(elements: &'a [T], layout: &Layout) -> candle_core::R
 }
 
 /// An element type of the kernels and the candle storage that holds it; `u16` holds bf16 bits.
-pub(super) trait Element: Copy + 'static {
+pub trait Element: Copy + 'static {
     fn elements(storage: &CpuStorage) -> candle_core::Result<&[Self]>;
     fn into_storage(elements: Vec<Self>) -> CpuStorage;
 }

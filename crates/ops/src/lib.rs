@@ -1,16 +1,14 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. Three operations compute nothing if no kernel supports the tensors; the caller then
-//! uses candle's operations. The caller of `attention` is `src/sdpa.rs`, that of `rotate_in_place`
-//! is `src/rotary.rs`, and that of `mean_pool` is the pooling in the crate `encoder`. The kernels
-//! compute no gradients, so candle's operations are used for inputs that autograd tracks.
+//! operations. [`rotate_in_place`] and [`mean_pool`] compute nothing if no kernel supports the
+//! tensors; the caller then uses candle's operations. The kernels compute no gradients, so candle's
+//! operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
-//! | `attention` | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16 | packed sequences, D = 32 or 64 |
-//! | `rotate_in_place` | rotary position embedding | f32, bf16 | – |
+//! | [`rotate_in_place`] | rotary position embedding | f32, bf16 | – |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
 //! | [`add()`] | `x + y` | f32 | – |
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
@@ -22,16 +20,19 @@
 //! [`Activation`] is the activation of a linear map. [`PackedWeights`] holds packed weights of
 //! [`Linear`]s and [`Table`]s, which can be written to a file and loaded from the file.
 //! [`CudaGraphCache`] replays the kernels of small batches on a GPU.
+#![forbid(unsafe_code)]
 
 mod activation;
 mod add;
-mod attention;
 mod cosine;
-mod cpu;
+#[doc(hidden)] // public for the attention of the crate `mha`
+pub mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+#[doc(hidden)]
+pub mod cuda;
 mod cuda_graph;
 mod embed;
+mod error;
 mod layer_norm;
 mod linear;
 mod packed_weights;
@@ -41,14 +42,14 @@ mod widen;
 
 pub use activation::Activation;
 pub use add::add;
-pub(crate) use attention::attention;
 pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, keep_freed_memory};
 pub use embed::{Table, embed};
+pub use error::{Error, Result};
 pub use layer_norm::LayerNorm;
-pub use linear::Linear;
-pub use mha_kernels::{Isa, SharedBytes, max_threads, release_freed_memory, zeros};
+pub use linear::{Linear, attention_dtype};
+pub use mha_kernels::{ComputeType, Isa, SharedBytes, max_threads, release_freed_memory, zeros};
 pub use packed_weights::{PackedArray, PackedWeights, skips_data};
 pub use pool::{l2_normalize, mean_pool};
-pub(crate) use rotary::{rotate_in_place, table_fits};
+pub use rotary::{rotate_in_place, table_fits};
 pub use widen::{f32_from_bf16, f32_from_f16};

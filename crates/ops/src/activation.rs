@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Module, Tensor};
-/// use mha::Activation;
+/// use ops::Activation;
 ///
 /// let x = Tensor::new(&[-1f32, 0., 2.], &Cpu)?;
 /// assert_eq!(Activation::Relu.forward(&x)?.to_vec1::<f32>()?, [0., 0., 2.]);
@@ -59,16 +59,17 @@ const NAMES: [(&str, Activation); 11] = [
 ];
 
 impl Activation {
-    /// The same activation as the kernels' type.
-    pub(super) fn kernel(self) -> mha_kernels::Activation {
-        match self {
-            Self::Gelu => mha_kernels::Activation::Gelu,
-            Self::GeluTanh => mha_kernels::Activation::GeluTanh,
-            Self::Relu => mha_kernels::Activation::Relu,
-            Self::Silu => mha_kernels::Activation::Silu,
-            Self::Tanh => mha_kernels::Activation::Tanh,
-            Self::QuickGelu => mha_kernels::Activation::QuickGelu,
-            Self::Mish => mha_kernels::Activation::Mish,
+    /// An optional activation as the kernels' type.
+    pub(crate) fn for_kernel(activation: Option<Self>) -> mha_kernels::Activation {
+        match activation {
+            None => mha_kernels::Activation::None,
+            Some(Self::Gelu) => mha_kernels::Activation::Gelu,
+            Some(Self::GeluTanh) => mha_kernels::Activation::GeluTanh,
+            Some(Self::Relu) => mha_kernels::Activation::Relu,
+            Some(Self::Silu) => mha_kernels::Activation::Silu,
+            Some(Self::Tanh) => mha_kernels::Activation::Tanh,
+            Some(Self::QuickGelu) => mha_kernels::Activation::QuickGelu,
+            Some(Self::Mish) => mha_kernels::Activation::Mish,
         }
     }
 }

@@ -9,10 +9,9 @@ use mha_kernels::{Isa, add_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
-use super::cpu;
 #[cfg(feature = "cuda")]
-use super::cuda;
-use crate::{Error, Result};
+use crate::cuda;
+use crate::{Error, Result, cpu};
 
 /// Layer normalisation over the last axis, with or without bias:
 /// `(x − mean(x)) / √(var(x) + ε) · weight + bias`.
@@ -27,10 +26,10 @@ use crate::{Error, Result};
 /// use candle_nn::{VarBuilder, VarMap};
 ///
 /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu); // weight 1, bias 0
-/// let norm = mha::LayerNorm::new(2, 0.0, true, vb)?;
+/// let norm = ops::LayerNorm::new(2, 0.0, true, vb)?;
 /// let (x, y) = (Tensor::new(&[[1f32, 2.]], &Cpu)?, Tensor::new(&[[2f32, 5.]], &Cpu)?);
 /// assert_eq!(norm.forward_sum(&x, &y)?.to_vec2::<f32>()?, [[-1., 1.]]); // the sum is 3, 7
-/// # Ok::<(), mha::Error>(())
+/// # Ok::<(), ops::Error>(())
 /// ```
 /// # Source
 /// Ba et al. 2016, <https://arxiv.org/abs/1607.06450>.
@@ -91,7 +90,7 @@ impl LayerNorm {
 
     /// The parameters for the CPU kernel; `None` if the kernel does not support them or `inputs`,
     /// or if [`Isa::kernels_enabled`](mha_kernels::Isa::kernels_enabled) is false.
-    pub(super) fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
+    pub(crate) fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
         self.kernel.as_ref().filter(|_| cpu::prefers_kernel(inputs))
     }
 
@@ -102,7 +101,7 @@ impl LayerNorm {
     }
 
     /// E, the width of a row.
-    pub(super) fn width(&self) -> Option<usize> {
+    pub(crate) fn width(&self) -> Option<usize> {
         self.weight.dims().first().copied()
     }
 
@@ -114,7 +113,7 @@ impl LayerNorm {
 
     /// Whether the CUDA kernel supports these inputs and this module's parameters.
     #[cfg(feature = "cuda")]
-    pub(super) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
+    pub(crate) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
         let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
         let supports_width = |e| cuda_kernels::supports_layer_norm_rows(inputs[0].dtype(), e);
         self.fits(inputs) && cuda::supports(&all) && self.weight.dims1().is_ok_and(supports_width)
@@ -122,7 +121,7 @@ impl LayerNorm {
 
     /// Calls `run` with weight, bias and ε for a CUDA kernel.
     #[cfg(feature = "cuda")]
-    pub(super) fn with_cuda_parameters<T>(
+    pub(crate) fn with_cuda_parameters<T>(
         &self,
         run: impl FnOnce(
             cuda_kernels::TensorView,
@@ -180,11 +179,11 @@ impl Module for LayerNorm {
 
 /// The parameters of a [`LayerNorm`] for the CPU kernel.
 #[derive(Clone, Debug)]
-pub(super) struct CpuLayerNorm {
-    pub(super) weight: Arc<[f32]>,
-    pub(super) bias: Arc<[f32]>,
-    pub(super) eps: f32,
-    pub(super) isa: Isa,
+pub(crate) struct CpuLayerNorm {
+    pub(crate) weight: Arc<[f32]>,
+    pub(crate) bias: Arc<[f32]>,
+    pub(crate) eps: f32,
+    pub(crate) isa: Isa,
 }
 
 impl CpuLayerNorm {
@@ -265,7 +264,7 @@ mod tests {
         let norm = LayerNorm::new(3, 1e-5, true, VarBuilder::zeros(DType::F32, &Cpu))?;
         let weight = Tensor::ones((3, 3), DType::F32, &Cpu)?;
         let linear = crate::Linear::new(crate::ComputeType::F32, weight, None)?;
-        for y in [norm.forward(&x)?, crate::ops::add(&x, &x)?, linear.forward(&x)?] {
+        for y in [norm.forward(&x)?, crate::add(&x, &x)?, linear.forward(&x)?] {
             assert_eq!(y.dims(), [0, 2, 3]);
         }
         Ok(())

@@ -6,13 +6,13 @@ use half::{
 };
 use rayon::prelude::*;
 
-use crate::ops::zeros;
+use crate::zeros;
 
 /// The f32 values of f16 values in little-endian bytes, converted in parallel into huge pages if
 /// the system has them. The conversion takes much of the loading time of a checkpoint in f16.
 ///
 /// ```
-/// assert_eq!(mha::ops::f32_from_f16(&[[0x00, 0x3c], [0x00, 0xc1]]), [1.0, -2.5]);
+/// assert_eq!(ops::f32_from_f16(&[[0x00, 0x3c], [0x00, 0xc1]]), [1.0, -2.5]);
 /// ```
 pub fn f32_from_f16(values: &[[u8; 2]]) -> Vec<f32> {
     widen(values, |bits, wide| bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide))
@@ -21,7 +21,7 @@ pub fn f32_from_f16(values: &[[u8; 2]]) -> Vec<f32> {
 /// The f32 values of bf16 values in little-endian bytes, as for [`f32_from_f16`].
 ///
 /// ```
-/// assert_eq!(mha::ops::f32_from_bf16(&[[0x80, 0x3f], [0x20, 0xc0]]), [1.0, -2.5]);
+/// assert_eq!(ops::f32_from_bf16(&[[0x80, 0x3f], [0x20, 0xc0]]), [1.0, -2.5]);
 /// ```
 pub fn f32_from_bf16(values: &[[u8; 2]]) -> Vec<f32> {
     widen(values, |bits, wide| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(wide))

@@ -4,8 +4,10 @@ use candle_core::{CpuStorage, DType, InplaceOp3, Layout, Tensor};
 use half::slice::HalfFloatSliceExt;
 use mha_kernels::{Isa, StridedMut, rotate_bf16, rotate_f32};
 
-use super::cpu::{self, Element};
-use crate::Result;
+use crate::{
+    Result,
+    cpu::{self, Element},
+};
 
 /// Rotates the heads of `x` in place with a CPU kernel; see [`rotate_f32`]. Returns false, and leaves
 /// `x` unchanged, if the kernel does not support the tensors, or if
@@ -15,7 +17,7 @@ use crate::Result;
 ///
 /// # Shapes
 /// `x`: `(B, H, T, D)`; `cos`, `sin`: `(T, D/2)` or `(B, T, D/2)`, f32
-pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<bool> {
+pub fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<bool> {
     let is_supported = cpu::is_untracked(x.dtype(), x)
         && matches!(x.dtype(), DType::F32 | DType::BF16)
         && cpu::prefers_kernel(&[cos, sin]);
@@ -33,7 +35,7 @@ pub(crate) fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<
 ///
 /// # Shapes
 /// `x`: `(B, H, T, D)`; a table that fits: `(T, D/2)` or `(B, T, D/2)`, with an even D
-pub(crate) fn table_fits(table: &Tensor, x: &Tensor) -> Result<bool> {
+pub fn table_fits(table: &Tensor, x: &Tensor) -> Result<bool> {
     let ((b, _h, t, d), dims) = (x.dims4()?, table.dims());
     Ok(d.is_multiple_of(2) && (dims == [t, d / 2] || dims == [b, t, d / 2]))
 }

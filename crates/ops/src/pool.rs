@@ -5,10 +5,9 @@ use mha_kernels::Isa;
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
-use super::cpu;
 #[cfg(feature = "cuda")]
-use super::cuda;
-use crate::{Error, Result};
+use crate::cuda;
+use crate::{Error, Result, cpu};
 
 /// The mean of each sequence's rows in f32; `None` if no kernel supports `x`.
 ///
@@ -24,10 +23,10 @@ use crate::{Error, Result};
 /// use candle_core::{Device::Cpu, Tensor};
 ///
 /// let x = Tensor::new(&[[1f32, 8.], [3., 4.], [5., 6.]], &Cpu)?;
-/// if let Some(means) = mha::ops::mean_pool(&x, &[0, 2, 3])? {
+/// if let Some(means) = ops::mean_pool(&x, &[0, 2, 3])? {
 ///     assert_eq!(means.to_vec2::<f32>()?, [[2., 6.], [5., 6.]]);
 /// }
-/// # Ok::<(), mha::Error>(())
+/// # Ok::<(), ops::Error>(())
 /// ```
 pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
     let (n, _e) = x.dims2()?;
@@ -61,8 +60,8 @@ pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
 /// use candle_core::{Device::Cpu, Tensor};
 ///
 /// let x = Tensor::new(&[[3f32, 4.], [0., 0.]], &Cpu)?;
-/// assert_eq!(mha::ops::l2_normalize(&x)?.to_vec2::<f32>()?, [[0.6, 0.8], [0., 0.]]);
-/// # Ok::<(), mha::Error>(())
+/// assert_eq!(ops::l2_normalize(&x)?.to_vec2::<f32>()?, [[0.6, 0.8], [0., 0.]]);
+/// # Ok::<(), ops::Error>(())
 /// ```
 pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "cuda")]

@@ -7,15 +7,15 @@ use mha_kernels::{Attention, DistanceBias, Isa, RelativePositions, Strided};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
-use super::cpu::{self, Element};
-#[cfg(feature = "cuda")]
-use super::cuda;
 use crate::{
     AttentionMask, ComputeType, DisentangledPositions, Result,
     mask::{BroadcastTensor, KernelMask},
     sdpa::Scoring,
     shape::check_qkv,
 };
+use ops::cpu::{self, Element};
+#[cfg(feature = "cuda")]
+use ops::cuda;
 
 /// Scaled dot-product attention by a CPU or CUDA kernel. Returns `None` if no kernel supports these
 /// tensors and this mask; the caller then uses candle's operations.
@@ -23,7 +23,7 @@ use crate::{
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, H, T, V)`
 /// # Errors
-/// The errors of [`check_qkv`] and [`AttentionMask::for_kernel`]; [`crate::Error::Isa`] if
+/// The errors of [`check_qkv`] and [`AttentionMask::for_kernel`]; [`ops::Error::Isa`] if
 /// `MHA_ISA` names instructions that this machine lacks.
 pub(crate) fn attention(
     q: &Tensor,
@@ -45,18 +45,6 @@ pub(crate) fn attention(
     Ok(None)
 }
 
-/// The dtype in which linear maps of `compute_type` return queries, keys and values for the
-/// attention kernel.
-///
-/// # Errors
-/// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
-pub(super) fn input_dtype(compute_type: ComputeType) -> Result<DType> {
-    Ok(match compute_type.for_attention(Isa::get()?) {
-        ComputeType::Bf16 => DType::BF16,
-        ComputeType::F32 | ComputeType::Int8 => DType::F32,
-    })
-}
-
 fn on_cpu(
     q: &Tensor,
     k: &Tensor,
@@ -67,7 +55,7 @@ fn on_cpu(
 ) -> Result<Option<Tensor>> {
     let Scoring { scale, positions, .. } = scoring;
     let all = [q, k, v];
-    let is_bf16 = input_dtype(compute_type)? == DType::BF16
+    let is_bf16 = ops::attention_dtype(compute_type)? == DType::BF16
         && all.iter().all(|x| cpu::is_untracked(DType::BF16, x));
     let is_tracked = mask.is_tracked() || positions.is_some_and(DisentangledPositions::is_tracked);
     if !(is_bf16 || cpu::prefers_kernel(&all)) || is_tracked {
@@ -96,7 +84,12 @@ fn on_cpu(
             offset: mask.first_query(),
         }),
     };
-    let op = CpuAttention { mask: kernel_mask, relative, scale: scale as f32, isa: Isa::get()? };
+    let op = CpuAttention {
+        mask: kernel_mask,
+        relative,
+        scale: scale as f32,
+        isa: Isa::get().map_err(ops::Error::from)?,
+    };
     let context = q.apply_op3_no_bwd(&k, &v, &op)?; // (B, T, H, V)
     Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
 }

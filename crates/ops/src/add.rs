@@ -2,8 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
 
-use super::cpu;
-use crate::Result;
+use crate::{Result, cpu};
 
 /// `x + y`.
 ///
@@ -20,8 +19,8 @@ use crate::Result;
 /// use candle_core::{Device::Cpu, Tensor};
 ///
 /// let x = Tensor::new(&[1f32, 2.], &Cpu)?;
-/// assert_eq!(mha::ops::add(&x, &x)?.to_vec1::<f32>()?, [2., 4.]);
-/// # Ok::<(), mha::Error>(())
+/// assert_eq!(ops::add(&x, &x)?.to_vec1::<f32>()?, [2., 4.]);
+/// # Ok::<(), ops::Error>(())
 /// ```
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     match cpu::prefers_kernel(&[x, y]) && x.shape() == y.shape() {

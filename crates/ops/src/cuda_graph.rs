@@ -7,13 +7,13 @@
 
 use candle_core::{Device, Tensor};
 
-use crate::{AttentionMask, Error, Result};
+use crate::Result;
 
 /// Makes CUDA keep freed memory for the next batch, instead of returning it to the driver after
 /// each batch. Has no effect on a device that is not a GPU.
 ///
 /// # Errors
-/// [`Error::Candle`] if the driver reports an error.
+/// [`crate::Error::Candle`] if the driver reports an error.
 pub fn keep_freed_memory(device: &Device) -> Result<()> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
@@ -32,9 +32,9 @@ pub struct CudaGraphCache {
 }
 
 impl CudaGraphCache {
-    /// The hidden states `(N, E)` that `encode` computes from the ids of packed sequences and their
-    /// block-diagonal mask. On a GPU, a CUDA graph computes them if one was captured for these
-    /// lengths.
+    /// The hidden states `(N, E)` that `encode` computes from the ids of packed sequences and
+    /// `mask`, which depends on nothing but `offsets`. On a GPU, a CUDA graph computes them if one
+    /// was captured for these lengths; the graph reads the tensors of its own clone of `mask`.
     ///
     /// A batch of at most 256 tokens is captured if it is the second with these sequence lengths.
     /// The graph is used only if its result equals that of `encode`. Batches that cannot be
@@ -43,22 +43,24 @@ impl CudaGraphCache {
     /// # Shapes
     /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N
     /// # Errors
-    /// The errors of `encode` and of [`AttentionMask::block_diagonal`].
-    pub fn run<E>(
+    /// The errors of `encode`.
+    pub fn run<M, E>(
         &self,
         offsets: &[usize],
         ids: &Tensor,
-        encode: impl Fn(&Tensor, &AttentionMask) -> std::result::Result<Tensor, E>,
+        mask: &M,
+        encode: impl Fn(&Tensor, &M) -> std::result::Result<Tensor, E>,
     ) -> std::result::Result<Tensor, E>
     where
-        E: std::error::Error + Send + Sync + From<Error> + 'static,
+        M: Clone + 'static,
+        E: std::error::Error + Send + Sync + 'static,
     {
-        let mask = AttentionMask::block_diagonal(offsets)?;
         #[cfg(feature = "cuda")]
         if ids.device().is_cuda() {
-            return self.replay_or_capture(offsets, ids, &mask, encode);
+            return self.replay_or_capture(offsets, ids, mask, encode);
         }
-        encode(ids, &mask)
+        let _ = offsets;
+        encode(ids, mask)
     }
 
     /// Number of graphs that the current thread holds for this model.
@@ -73,6 +75,7 @@ impl CudaGraphCache {
 #[cfg(feature = "cuda")]
 mod graphs {
     use std::{
+        any::Any,
         cell::RefCell,
         sync::{Arc, Weak},
     };
@@ -81,7 +84,7 @@ mod graphs {
     use mha_kernels_cuda::Graph;
 
     use super::CudaGraphCache;
-    use crate::{AttentionMask, Error, Result};
+    use crate::Result;
 
     /// Maximum number of tokens of a captured batch. The kernels of larger batches run for longer
     /// than a launch takes.
@@ -119,20 +122,20 @@ mod graphs {
         graph: Graph,
         ids: Tensor,
         hidden: Tensor,
-        _mask: AttentionMask,
+        _mask: Box<dyn Any>,
     }
 
     impl Captured {
         /// Captures the launches of `encode`.
         ///
         /// # Errors
-        /// [`Error::Candle`] if the launches cannot be captured, if autograd tracks the tensors, or
+        /// [`crate::Error::Candle`] if the launches cannot be captured, if autograd tracks the tensors, or
         /// if the graph does not compute `expected` from `ids`.
-        fn new<E: std::error::Error + Send + Sync + 'static>(
+        fn new<M: Clone + 'static, E: std::error::Error + Send + Sync + 'static>(
             ids: &Tensor,
-            mask: &AttentionMask,
+            mask: &M,
             expected: &Tensor,
-            encode: impl Fn(&Tensor, &AttentionMask) -> std::result::Result<Tensor, E>,
+            encode: impl Fn(&Tensor, &M) -> std::result::Result<Tensor, E>,
         ) -> Result<Self> {
             if expected.track_op() {
                 return Err(candle_core::Error::msg("a CUDA graph has no gradient").into());
@@ -145,7 +148,7 @@ mod graphs {
                 hidden.slice_set(&computed, 0, 0)
             };
             let graph = Graph::record(ids.device().as_cuda_device()?, work)?;
-            let captured = Self { graph, ids: graph_ids, hidden, _mask: mask.clone() };
+            let captured = Self { graph, ids: graph_ids, hidden, _mask: Box::new(mask.clone()) };
             match are_equal(&captured.replay(ids)?, expected)? {
                 true => Ok(captured),
                 false => Err(candle_core::Error::msg(
@@ -163,15 +166,16 @@ mod graphs {
     }
 
     impl CudaGraphCache {
-        pub(super) fn replay_or_capture<E>(
+        pub(super) fn replay_or_capture<M, E>(
             &self,
             offsets: &[usize],
             ids: &Tensor,
-            mask: &AttentionMask,
-            encode: impl Fn(&Tensor, &AttentionMask) -> std::result::Result<Tensor, E>,
+            mask: &M,
+            encode: impl Fn(&Tensor, &M) -> std::result::Result<Tensor, E>,
         ) -> std::result::Result<Tensor, E>
         where
-            E: std::error::Error + Send + Sync + From<Error> + 'static,
+            M: Clone + 'static,
+            E: std::error::Error + Send + Sync + 'static,
         {
             if offsets.last().is_some_and(|&tokens| tokens > MAX_TOKENS) {
                 return encode(ids, mask);

@@ -1,5 +1,10 @@
 //! Sums of embeddings with layer normalisation: `LayerNorm(Σ table[ids])`.
 
+use std::{
+    io::{self, Write},
+    sync::Arc,
+};
+
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Module, Shape, Storage, Tensor};
 use candle_nn::{VarBuilder, embedding};
 use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
@@ -9,26 +14,25 @@ use mha_kernels_cuda as cuda_kernels;
 use rayon::prelude::*;
 
 #[cfg(feature = "cuda")]
-use super::cuda;
-use super::{
-    cpu,
+use crate::cuda;
+use crate::{
+    Result, cpu,
     layer_norm::{CpuLayerNorm, LayerNorm},
-    packed_weights,
+    packed_weights::{self, PackedArray},
 };
-use crate::Result;
 
 /// An embedding table, `(rows, E)`.
 ///
 /// # Examples
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
-/// use mha::ops::{Table, embed};
+/// use ops::{Table, embed};
 ///
 /// let table = Table::from(Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?);
 /// let ids = Tensor::new(&[[1u32, 0, 1]], &Cpu)?;
 /// let x = embed(&[(&table, &ids)], None, DType::F32)?;
 /// assert_eq!(x.to_vec3::<f32>()?, [[[3., 4.], [1., 2.], [3., 4.]]]);
-/// # Ok::<(), mha::Error>(())
+/// # Ok::<(), ops::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Table(Kind);
@@ -52,7 +56,7 @@ impl From<Tensor> for Table {
 
 impl Table {
     /// Loads `weight` from `vb`, or the table from the packed weights of a
-    /// [`PackedWeights::scope`](super::PackedWeights::scope).
+    /// [`PackedWeights::scope`](crate::PackedWeights::scope).
     ///
     /// If [`mha_kernels::Isa::kernels_enabled`] is true, an f32 table on a CPU that autograd does
     /// not track is stored as f16 if that is lossless, as for a checkpoint in f16. This halves the
@@ -61,13 +65,16 @@ impl Table {
     /// # Errors
     /// [`crate::Error::Candle`] if `vb` lacks the tensor or has it in another shape.
     pub fn load(rows: usize, width: usize, vb: VarBuilder) -> Result<Self> {
-        packed_weights::load_table(&vb, [rows, width], || {
-            compact(embedding(rows, width, vb.clone())?.embeddings().clone())
-        })
+        packed_weights::load(
+            &vb,
+            |array| Self::shared(array("table")?, [rows, width]),
+            || compact(embedding(rows, width, vb.clone())?.embeddings().clone()),
+            Self::arrays,
+        )
     }
 
     /// A table in shared memory; `None` if the number of bytes is neither that of f32 nor of f16.
-    pub(super) fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
+    fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
         let dtypes = [DType::F32, DType::F16];
         let len = bytes.as_slice().len();
         let fits = |dtype: &DType| shape[0] * shape[1] * dtype.size_in_bytes() == len;
@@ -75,31 +82,18 @@ impl Table {
         Some(Self(Kind::Shared { bytes, shape, dtype }))
     }
 
-    /// Whether [`Self::with_bytes`] can read the table, so that it can be stored: a contiguous f32
-    /// or f16 tensor on the CPU that has elements and is not tracked by autograd, or shared memory.
-    pub(super) fn is_storable(&self) -> bool {
-        let Kind::Tensor(table) = &self.0 else { return true };
-        let is_float = [DType::F32, DType::F16].contains(&table.dtype());
-        let has_values = table.is_contiguous() && table.elem_count() > 0;
-        is_float && has_values && table.device().is_cpu() && !table.track_op()
-    }
-
-    /// Calls `f` with the bytes of a table for which [`Self::is_storable`] is true.
-    pub(super) fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let table = match &self.0 {
-            Kind::Shared { bytes, .. } => return Ok(f(bytes.as_slice())),
-            Kind::Tensor(table) => table,
-        };
-        let (storage, layout) = table.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else {
-            return Err(candle_core::Error::msg("the table is not on the CPU").into());
-        };
-        Ok(match storage {
-            CpuStorage::F16(_) => f(bytemuck::cast_slice::<u16, u8>(
-                cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast(),
-            )),
-            _ => f(bytemuck::cast_slice(cpu::contiguous::<f32>(storage, layout)?)),
-        })
+    /// The table as an array to store, if it is a contiguous f32 or f16 tensor on the CPU that has
+    /// elements and is not tracked by autograd.
+    fn arrays(&self) -> Vec<(&'static str, Arc<dyn PackedArray>)> {
+        match &self.0 {
+            Kind::Tensor(table)
+                if table.elem_count() > 0
+                    && [Some(DType::F32), Some(DType::F16)].contains(&self.kernel_dtype()) =>
+            {
+                vec![("table", Arc::new(StoredTable(table.clone())))]
+            }
+            _ => vec![],
+        }
     }
 
     /// E; `None` if the tensor is not a matrix.
@@ -171,6 +165,24 @@ impl Table {
     }
 }
 
+/// A contiguous f32 or f16 table on the CPU.
+#[derive(Debug)]
+struct StoredTable(Tensor);
+
+impl PackedArray for StoredTable {
+    fn size(&self) -> usize {
+        self.0.elem_count() * self.0.dtype().size_in_bytes()
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (storage, layout) = self.0.storage_and_layout();
+        out.write_all(match read(&storage, layout).map_err(io::Error::other)? {
+            EmbeddingTable::F16(values) => bytemuck::cast_slice(values),
+            EmbeddingTable::F32(values) => bytemuck::cast_slice(values),
+        })
+    }
+}
+
 /// Looks up `ids` in each table, adds the rows, and applies `norm` if there is one.
 ///
 /// With three tables and a norm, as in BERT, a CPU or CUDA kernel that supports the tensors
@@ -185,15 +197,15 @@ impl Table {
 /// # Examples
 /// ```
 /// use candle_core::{Device::Cpu, Tensor};
-/// use mha::ops::Table;
+/// use ops::Table;
 ///
 /// let words = Table::from(Tensor::new(&[[1f32, 2.], [3., 4.]], &Cpu)?);
 /// let positions = Table::from(Tensor::new(&[[10f32, 20.], [30., 40.]], &Cpu)?);
 /// let (ids, position_ids) = (Tensor::new(&[1u32, 1], &Cpu)?, Tensor::new(&[0u32, 1], &Cpu)?);
 /// let lookups = [(&words, &ids), (&positions, &position_ids)];
-/// let x = mha::ops::embed(&lookups, None, candle_core::DType::F32)?;
+/// let x = ops::embed(&lookups, None, candle_core::DType::F32)?;
 /// assert_eq!(x.to_vec2::<f32>()?, [[13., 24.], [33., 44.]]);
-/// # Ok::<(), mha::Error>(())
+/// # Ok::<(), ops::Error>(())
 /// ```
 pub fn embed(
     lookups: &[(&Table, &Tensor)],

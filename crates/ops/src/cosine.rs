@@ -8,10 +8,10 @@ use crate::Result;
 ///
 /// # Examples
 /// ```
-/// let kernel = mha::ops::CosineKernel::new()?;
+/// let kernel = ops::CosineKernel::new()?;
 /// let cosines = kernel.cosines(&[3., 4., 0., 2.], &[1., 0.], 2); // two vectors, one query
 /// assert_eq!(cosines, [0.6, 0.]);
-/// # Ok::<(), mha::Error>(())
+/// # Ok::<(), ops::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct CosineKernel {
