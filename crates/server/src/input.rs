@@ -2,10 +2,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -31,6 +28,7 @@ use crate::{
     Models,
     api::fields::Object,
     failure::{Failure, Kind},
+    memory::Reserved,
 };
 
 /// The time for reading the body of a refused request. A client that still sends when the
@@ -246,35 +244,6 @@ fn parsed_bytes(json: &[u8]) -> usize {
         _ => 1,
     };
     json.iter().map(cost).sum()
-}
-
-/// A reservation of bytes in memory for a body. Dropping it releases the bytes.
-pub struct Reserved {
-    all: Arc<AtomicUsize>,
-    own: usize,
-    max: usize,
-}
-
-impl Reserved {
-    /// A reservation of 0 bytes. `all` is the number of bytes that all requests have reserved;
-    /// `max` is its limit.
-    pub fn new(all: Arc<AtomicUsize>, max: usize) -> Self {
-        Self { all, own: 0, max }
-    }
-
-    /// Reserves more bytes. Returns whether all requests together stay within the limit, or this
-    /// reservation is the only one.
-    pub fn add(&mut self, bytes: usize) -> bool {
-        self.own += bytes;
-        let all = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        all <= self.max || all == self.own
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.own, Ordering::Relaxed);
-    }
 }
 
 /// # Errors
@@ -555,20 +524,6 @@ mod tests {
             assert_eq!(failure.kind(), Kind::Invalid, "{}", failure.message());
             assert!(failure.message().starts_with(message), "{}", failure.message());
         }
-    }
-
-    #[test]
-    fn bytes_in_memory_are_limited_and_given_back() {
-        let all = Arc::new(AtomicUsize::new(0));
-        let mut first = Reserved::new(all.clone(), 10);
-        assert!(first.add(7));
-        let mut second = Reserved::new(all.clone(), 10);
-        assert!(!second.add(4));
-        drop(second);
-        assert!(first.add(3));
-        assert!(first.add(90), "the only reservation is never refused");
-        drop(first);
-        assert_eq!(all.load(Ordering::Relaxed), 0);
     }
 
     #[test]

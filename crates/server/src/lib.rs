@@ -26,6 +26,7 @@ mod memory;
 mod metrics;
 mod model;
 mod models;
+mod request_model;
 mod responses;
 mod sending;
 mod serve;

@@ -1,14 +1,14 @@
 //! The memory of requests. Before a request takes memory for its tokens and values, it waits until
 //! the memory of all requests together is at most [`Limits::max_memory`](crate::Limits::max_memory).
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{
-    failure::{Failure, Kind},
-    input::Reserved,
-};
+use crate::failure::{Failure, Kind};
 
 /// Number of bytes of one permit.
 const UNIT: usize = 1 << 10;
@@ -43,6 +43,35 @@ impl Share {
     /// This memory together with that of the body.
     pub fn with_body(self, body: Reserved) -> Self {
         Self { _body: Some(body), ..self }
+    }
+}
+
+/// A reservation of bytes in memory for a body. Dropping it releases the bytes.
+pub struct Reserved {
+    all: Arc<AtomicUsize>,
+    own: usize,
+    max: usize,
+}
+
+impl Reserved {
+    /// A reservation of 0 bytes. `all` is the number of bytes that all requests have reserved;
+    /// `max` is its limit.
+    pub fn new(all: Arc<AtomicUsize>, max: usize) -> Self {
+        Self { all, own: 0, max }
+    }
+
+    /// Reserves more bytes. Returns whether all requests together stay within the limit, or this
+    /// reservation is the only one.
+    pub fn add(&mut self, bytes: usize) -> bool {
+        self.own += bytes;
+        let all = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        all <= self.max || all == self.own
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.own, Ordering::Relaxed);
     }
 }
 
@@ -84,7 +113,7 @@ impl Lane {
         if bytes > self.bytes {
             let message = format!(
                 "the request needs about {} MiB of memory: expected at most {} MiB, a share of \
-                 --max-memory; send fewer or shorter texts",
+                 max_memory; send fewer or shorter texts",
                 bytes.div_ceil(1 << 20),
                 self.bytes >> 20,
             );
@@ -120,5 +149,19 @@ mod tests {
         memory.take_for_tokenizer(20 * MIB).await.unwrap();
         drop(first);
         second.await.unwrap();
+    }
+
+    #[test]
+    fn bytes_in_memory_are_limited_and_given_back() {
+        let all = Arc::new(AtomicUsize::new(0));
+        let mut first = Reserved::new(all.clone(), 10);
+        assert!(first.add(7));
+        let mut second = Reserved::new(all.clone(), 10);
+        assert!(!second.add(4));
+        drop(second);
+        assert!(first.add(3));
+        assert!(first.add(90), "the only reservation is never refused");
+        drop(first);
+        assert_eq!(all.load(Ordering::Relaxed), 0);
     }
 }

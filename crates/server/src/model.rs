@@ -73,7 +73,7 @@ pub enum Error {
     /// The model has no task that the server offers.
     #[error(
         "the model has no task that the server offers: expected a sentence-transformers folder, a \
-         pooling (--pooling), or a head for classification, question answering or masked tokens; \
+         chosen pooling, or a head for classification, question answering or masked tokens; \
          the model's files can be loaded as {found}"
     )]
     NoTask {

@@ -19,10 +19,9 @@ use crate::{
     Error, Limits, Model,
     engine::Engine,
     failure::{Failure, Kind},
-    input::Reserved,
-    memory::{Memory, Share},
+    memory::{Memory, Reserved, Share},
     metrics::{Metrics, Stage},
-    responses,
+    request_model::note_model,
 };
 
 /// Texts of at most this many bytes are tokenized on the calling thread, since this takes less time
@@ -224,7 +223,7 @@ impl Models {
             None => all.first(),
             Some(name) => all.iter().find(|(known, _)| known == name),
         };
-        found.cloned().inspect(|(name, _)| responses::note_model(name)).ok_or_else(|| {
+        found.cloned().inspect(|(name, _)| note_model(name)).ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
             let message = format!(
                 "model {:?} is unknown: expected one of {known:?}",
@@ -261,7 +260,7 @@ impl Models {
     ) -> Result<Found<P>, Failure> {
         let found = |(name, model): (String, Arc<Model>)| {
             let pipeline = model.task().pipeline().filter(|pipeline| condition(pipeline))?;
-            responses::note_model(&name);
+            note_model(&name);
             Some(Found { name, model, pipeline })
         };
         match name {

@@ -19,6 +19,7 @@ use crate::{
     Models,
     failure::{Failure, Interface, Kind},
     input::{Held, refuse},
+    request_model::MODEL,
     sending::hold,
 };
 
@@ -37,17 +38,6 @@ pub struct Computed {
     pub model: String,
     pub texts: usize,
     pub tokens: usize,
-}
-
-tokio::task_local! {
-    /// The name of the model of the request in progress; empty until the model is known.
-    static MODEL: Arc<OnceLock<String>>;
-}
-
-/// Notes the model of the request in progress, for the metrics.
-pub fn note_model(name: &str) {
-    // Outside of a request there is no value. A route that calls another notes the model twice.
-    MODEL.try_with(|model| model.get_or_init(|| name.to_string()).len()).ok();
 }
 
 fn model_of(model: &OnceLock<String>) -> &str {

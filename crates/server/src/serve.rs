@@ -235,5 +235,5 @@ fn cors(origins: &[HeaderValue]) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST])
         // Clients send headers of their own, such as `x-stainless-os`.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([REQUEST_ID, header::RETRY_AFTER, api::TRUNCATED_TEXTS])
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER, api::replies::TRUNCATED_TEXTS])
 }

@@ -13,7 +13,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    check_response, check_size, counted, fields::optional_choice, nested::Scalar, object_response,
+    checks::{check_response, check_size},
+    fields::optional_choice,
+    nested::Scalar,
+    replies::{counted, object_response},
 };
 use crate::{
     Models,

@@ -10,13 +10,12 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
-    check_top,
+    checks::check_top,
     embedding::Options,
     fields::{optional_choice, optional_object},
     nested::{TextOrObject, list},
-    object_response,
     ranking::{self, DocumentScores, descending, refuse},
-    with_truncated,
+    replies::{object_response, with_truncated},
 };
 use crate::{
     Models,

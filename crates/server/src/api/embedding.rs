@@ -8,7 +8,10 @@ use encoder::{
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::{check_count, check_response, nested::Nested, too_long};
+use super::{
+    checks::{check_count, check_response, too_long},
+    nested::Nested,
+};
 use crate::{
     Models,
     engine::{Sequence, Target, token_count},

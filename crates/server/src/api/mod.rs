@@ -1,28 +1,29 @@
 //! The routes: one file per interface.
 
 mod attention;
+mod checks;
 mod cohere;
 mod embedding;
 pub(crate) mod fields;
 mod nested;
 mod openai;
 mod ranking;
+pub(crate) mod replies;
 mod service;
 mod tasks;
 mod tei;
 
-use std::{sync::LazyLock, time::Instant};
+use std::sync::LazyLock;
 
 use axum::{
     Router,
     body::Body,
     extract::Request,
-    http::{HeaderName, HeaderValue, header},
+    http::{HeaderValue, header},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{Html, IntoResponse, Response},
     routing::get,
 };
-use serde::Serialize;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::{
     OpenApi,
@@ -38,11 +39,7 @@ use crate::{
     ApiKeys, Models, api_keys,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError},
     input::{discard, refuse},
-    memory::Share,
-    metrics::Stage,
-    models::MAX_UNBATCHED_BYTES,
-    responses::{self, Computed},
-    sending::{Elements, json_list, json_object},
+    responses,
 };
 
 #[derive(OpenApi)]
@@ -192,114 +189,4 @@ fn page(html: &'static str) -> Response {
          frame-ancestors 'none'",
     );
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(html)).into_response()
-}
-
-/// A response that is a list. If the list is long, its elements are serialised while they are sent;
-/// `memory` is returned when the last is sent.
-fn list_response(
-    models: &Models,
-    elements: Elements,
-    memory: Share,
-    computed: Computed,
-) -> Response {
-    let start = Instant::now();
-    serialized(models, json_list(elements, memory), computed, start)
-}
-
-/// [`list_response`] for a list that is the field `field` of `object`, where it is empty.
-fn object_response(
-    models: &Models,
-    object: &impl Serialize,
-    field: &str,
-    elements: Elements,
-    memory: Share,
-    computed: Computed,
-) -> Response {
-    let start = Instant::now();
-    serialized(models, json_object(object, field, elements, memory), computed, start)
-}
-
-/// Observes the time since `start`, and counts the response.
-fn serialized(models: &Models, json: Response, computed: Computed, start: Instant) -> Response {
-    models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
-    counted(models, json, computed)
-}
-
-/// The header of responses with the number of texts that were truncated.
-pub(crate) const TRUNCATED_TEXTS: HeaderName = HeaderName::from_static("x-truncated-texts");
-
-/// Adds the number of texts to the metrics, and `computed` to the response, for the log.
-fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
-    models.metrics().texts(&computed.model).inc_by(computed.texts as u64);
-    response.extensions_mut().insert(computed);
-    response
-}
-
-/// # Errors
-/// [`Kind::Empty`] for no texts; [`Kind::TooLarge`] for more than [`crate::Limits::max_texts`].
-fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure> {
-    let max = models.limits().max_texts;
-    if count == 0 {
-        let message = format!("{field} is empty: expected at least one element");
-        return Err(Failure::new(Kind::Empty, message).with_field(field));
-    }
-    if count > max {
-        let message =
-            format!("{field} has {count} elements: expected at most {max}; send several requests");
-        return Err(Failure::new(Kind::TooLarge, message).with_field(field));
-    }
-    Ok(())
-}
-
-/// # Errors
-/// [`Kind::Invalid`] if the field, a number of results, is 0.
-fn check_top(field: &str, top: Option<usize>) -> Result<(), Failure> {
-    match top {
-        Some(0) => Err(Failure::invalid(field, format!("{field} is 0: expected at least 1"))),
-        _ => Ok(()),
-    }
-}
-
-/// Maximum number of values of a response.
-const MAX_VALUES: usize = 1 << 24;
-
-/// # Errors
-/// [`Kind::TooLarge`] for a response of more than [`MAX_VALUES`] values.
-fn check_response(values: usize, field: &str) -> Result<(), Failure> {
-    if values > MAX_VALUES {
-        let message = format!(
-            "the response would have {values} values: expected at most {MAX_VALUES}; send fewer \
-             or shorter texts, or lower top if the request has it"
-        );
-        return Err(Failure::new(Kind::TooLarge, message).with_field(field));
-    }
-    Ok(())
-}
-
-/// # Errors
-/// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`]; the message calls it `name`.
-fn check_size(name: &str, text: &str) -> Result<(), Failure> {
-    match text.len() {
-        0..=MAX_UNBATCHED_BYTES => Ok(()),
-        got => {
-            let message = format!("{name} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
-            Err(Failure::new(Kind::TooLarge, message))
-        }
-    }
-}
-
-/// Adds the header with the number of texts, or of pairs, that were truncated.
-fn with_truncated(mut response: Response, count: usize) -> Response {
-    response.headers_mut().insert(TRUNCATED_TEXTS, HeaderValue::from(count));
-    response
-}
-
-/// The error for a text that is too long and may not be truncated.
-fn too_long(name: &str, got: usize, max: usize) -> Failure {
-    let message = format!(
-        "{name} has {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
-         (routes of text-embeddings-inference), or start the server with --auto-truncate \
-         (/v1/embeddings)"
-    );
-    Failure::new(Kind::TooLarge, message)
 }

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::{
     embedding::{self, Options, TextsOrIds},
     fields::optional_choice,
-    object_response, with_truncated,
+    replies::{object_response, with_truncated},
 };
 use crate::{
     Models,

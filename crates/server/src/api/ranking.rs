@@ -6,7 +6,7 @@ use std::sync::Arc;
 use encoder::{Pipeline, Prompt, TextClassifier, Tokens};
 
 use super::{
-    check_count, check_size,
+    checks::{check_count, check_size},
     embedding::{Options, Outputs, compute, sequence_bytes, sequences},
 };
 use crate::{

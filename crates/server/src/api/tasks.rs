@@ -23,9 +23,9 @@ use utoipa::{
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::{
-    check_count, check_response, check_size,
+    checks::{check_count, check_response, check_size},
     embedding::{Outputs, Texts, compute},
-    list_response, with_truncated,
+    replies::{list_response, with_truncated},
 };
 use crate::{
     Models,

@@ -18,13 +18,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    check_count, check_response, check_top,
+    checks::{check_count, check_response, check_top},
     embedding::{self, Direction, Options, Outputs, Texts, TextsOrIds},
     fields::{object, optional_choice, optional_object},
-    list_response,
     nested::{Nested, list},
     ranking::{self, DocumentScores, descending},
-    with_truncated,
+    replies::{list_response, with_truncated},
 };
 use crate::{
     Models,

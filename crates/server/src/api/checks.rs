@@ -1,0 +1,70 @@
+//! The limits on texts, numbers and responses that many routes share.
+
+use crate::{
+    Models,
+    failure::{Failure, Kind},
+    models::MAX_UNBATCHED_BYTES,
+};
+
+/// # Errors
+/// [`Kind::Empty`] for no texts; [`Kind::TooLarge`] for more than [`crate::Limits::max_texts`].
+pub fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure> {
+    let max = models.limits().max_texts;
+    if count == 0 {
+        let message = format!("{field} is empty: expected at least one element");
+        return Err(Failure::new(Kind::Empty, message).with_field(field));
+    }
+    if count > max {
+        let message =
+            format!("{field} has {count} elements: expected at most {max}; send several requests");
+        return Err(Failure::new(Kind::TooLarge, message).with_field(field));
+    }
+    Ok(())
+}
+
+/// # Errors
+/// [`Kind::Invalid`] if the field, a number of results, is 0.
+pub fn check_top(field: &str, top: Option<usize>) -> Result<(), Failure> {
+    match top {
+        Some(0) => Err(Failure::invalid(field, format!("{field} is 0: expected at least 1"))),
+        _ => Ok(()),
+    }
+}
+
+/// Maximum number of values of a response.
+const MAX_VALUES: usize = 1 << 24;
+
+/// # Errors
+/// [`Kind::TooLarge`] for a response of more than [`MAX_VALUES`] values.
+pub fn check_response(values: usize, field: &str) -> Result<(), Failure> {
+    if values > MAX_VALUES {
+        let message = format!(
+            "the response would have {values} values: expected at most {MAX_VALUES}; send fewer \
+             or shorter texts, or lower top if the request has it"
+        );
+        return Err(Failure::new(Kind::TooLarge, message).with_field(field));
+    }
+    Ok(())
+}
+
+/// # Errors
+/// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`]; the message calls it `name`.
+pub fn check_size(name: &str, text: &str) -> Result<(), Failure> {
+    match text.len() {
+        0..=MAX_UNBATCHED_BYTES => Ok(()),
+        got => {
+            let message = format!("{name} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
+            Err(Failure::new(Kind::TooLarge, message))
+        }
+    }
+}
+
+/// The error for a text that is too long and may not be truncated.
+pub fn too_long(name: &str, got: usize, max: usize) -> Failure {
+    let message = format!(
+        "{name} has {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
+         (routes of text-embeddings-inference), or set auto_truncate in the server \
+         (/v1/embeddings)"
+    );
+    Failure::new(Kind::TooLarge, message)
+}
