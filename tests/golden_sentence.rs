@@ -82,8 +82,8 @@ fn all_modules_and_prompts_equal_sentence_transformers() -> Result {
     };
     for (name, got) in [
         ("default", embedder.embed(&texts)?),
-        ("query", embedder.embed_query(&texts)?),
-        ("document", embedder.embed_document(&texts)?),
+        ("query", with(Prompt::Query)?),
+        ("document", with(Prompt::Document)?),
         ("passage", with(Prompt::Named("passage"))?),
         ("text", with(Prompt::Text("Say: "))?),
         ("cut", embedder.clone().with_dimension(5)?.embed(&texts)?),

@@ -7,7 +7,8 @@ use std::{
 
 use candle_core::{DType, Tensor};
 use encoder::{
-    BatchFn, EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt, Tokens,
+    Batch, EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt,
+    TEXTS_PER_CHUNK, Tokens, unless_stopped,
 };
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
 use ops::l2_normalize;
@@ -20,8 +21,6 @@ use crate::{
     texts::Texts,
 };
 
-/// The number of texts that are tokenized and embedded together.
-const GROUP: usize = 1024;
 /// The number of texts whose token embeddings are computed together.
 const TOKEN_GROUP: usize = 64;
 /// The maximum number of bytes of a group that has more than one text.
@@ -198,7 +197,7 @@ impl Embedder {
         let padded = self.pool.run(py, None, move |watch| {
             let (tokenizer, rows) = (embedder.tokenizer(), texts.rows());
             let mut tokens = Vec::with_capacity(rows.len());
-            for group in groups(&rows, GROUP) {
+            for group in groups(&rows, TEXTS_PER_CHUNK) {
                 let prompted = prompted(&rows[group.clone()], group.start, &prompt)?;
                 let part = watch.compute(|| tokenizer.encode(&prompted)).map_err(error)?;
                 tokens.extend(part.map_err(error)?);
@@ -256,7 +255,7 @@ fn hidden_states(
     for text in tokens {
         batch.push(&text.input_ids, &text.token_type_ids)?;
     }
-    let hidden = embedder.model().forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, E)
+    let hidden = embedder.encoder().forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, E)
     let states = batch.offsets().windows(2).map(|at| {
         let (len, width) = (at[1] - at[0], hidden.dim(1)?);
         let values = hidden.narrow(0, at[0], len)?.flatten_all()?.to_vec1()?;
@@ -281,7 +280,7 @@ impl Job {
     fn run(&self, watch: &Watch) -> PyResult<(Vec<f32>, Invalid)> {
         let rows = self.texts.rows();
         let (mut values, mut invalid) = (Vec::with_capacity(rows.len() * self.width), vec![]);
-        for group in groups(&rows, GROUP) {
+        for group in groups(&rows, TEXTS_PER_CHUNK) {
             let (first, rows) = (group.start, &rows[group]);
             let (mut texts, mut indices) = (Vec::with_capacity(rows.len()), vec![]);
             for (i, row) in (first..).zip(rows) {
@@ -334,8 +333,8 @@ impl Job {
             return Ok(vec![]);
         }
         let tokenized = watch.compute(|| self.embedder.tokenize(texts, self.options()))??;
-        let run = |batch: &BatchFn| watch.compute(batch)?;
-        self.finish(self.embedder.embed_tokenized_within(&tokenized, run)?.vectors)
+        let run = |batch: &mut Batch| watch.compute(batch)?;
+        self.finish(self.embedder.embed_tokenized(&tokenized, run)?)
     }
 
     /// Truncates and normalises vectors `(B, E)`, and returns their values.
@@ -355,7 +354,9 @@ impl Job {
         let part = || match self.embedder.tokenize(&[text], self.options()) {
             // After tokenization, a single text can fail only if all its tokens belong to the prompt.
             Ok(_) if self.prompt.is_empty() => None,
-            Ok(tokenized) => self.embedder.embed_tokenized_until(&tokenized, &watch.stop).err(),
+            Ok(tokenized) => {
+                self.embedder.embed_tokenized(&tokenized, unless_stopped(&watch.stop)).err()
+            }
             Err(error) => Some(error),
         };
         watch.compute(part).unwrap_or_else(Some).map(|error| error.to_string())

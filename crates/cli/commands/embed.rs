@@ -15,7 +15,7 @@ use corpus::{
     EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype,
     VectorFormat, warnings,
 };
-use encoder::{Choice, EmbedOptions, Embedder, LongTexts};
+use encoder::{Choice, EmbedOptions, Embedder, LongTexts, TEXTS_PER_CHUNK};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -29,9 +29,6 @@ use crate::{
     truncation::Truncation,
     vector_table,
 };
-
-/// The number of texts that are embedded together for `--format jsonl` on standard output.
-const CHUNK_SIZE: usize = 2048;
 
 /// The advice at the end of a truncation warning.
 const ADVICE: &str = "; --long-texts windows embeds all tokens";
@@ -338,7 +335,7 @@ struct Line<'a> {
     embedding: &'a [f32],
 }
 
-/// Writes one line per text, [`CHUNK_SIZE`] texts at a time. If a record is invalid or a long text
+/// Writes one line per text, [`TEXTS_PER_CHUNK`] texts at a time. If a record is invalid or a long text
 /// is refused, the texts before it are written first. `input` is the name of the input.
 fn write_json_lines(
     out: &mut impl Write,
@@ -352,7 +349,7 @@ fn write_json_lines(
         let mut outcome = Ok(());
         let valid = records
             .by_ref()
-            .take(CHUNK_SIZE)
+            .take(TEXTS_PER_CHUNK)
             .map_while(|record| record.map_err(|error| outcome = Err(error)).ok());
         let chunk: Vec<Record> = valid.collect();
         if chunk.is_empty() {
@@ -367,9 +364,9 @@ fn write_json_lines(
             }
             tokens => tokens?,
         };
-        let embeddings = embedder.embed_tokenized(&tokens)?;
-        truncation.add(&embeddings.truncated);
-        let vectors: Vec<Vec<f32>> = embeddings.vectors.to_vec2()?;
+        let vectors = embedder.embed_tokenized(&tokens, |batch| batch())?;
+        truncation.add(tokens.truncated());
+        let vectors: Vec<Vec<f32>> = vectors.to_vec2()?;
         check_finite(&texts, &vectors)?;
         for (text, embedding) in texts.into_iter().zip(&vectors) {
             write_line(out, &Line { text, embedding })?;

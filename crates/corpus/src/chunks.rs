@@ -12,16 +12,16 @@ use std::{
     thread,
 };
 
-use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TokenizedTexts, Truncated};
+use encoder::{
+    EmbedOptions, Embedder, LongTexts, Prompt, TEXTS_PER_CHUNK, TokenizedTexts, Truncated,
+    unless_stopped,
+};
 
 use crate::{
     Error, InvalidRecord, Record, Records, Result, partial::PartialOutput, records::InputPosition,
 };
 
-/// The number of records of a chunk, invalid ones included.
-pub(crate) const CHUNK_SIZE: usize = 2048;
-
-/// Records that are read, embedded and written together.
+/// Records that are read, embedded and written together: [`TEXTS_PER_CHUNK`], invalid ones included.
 struct Chunk {
     records: Vec<Record>,
     tokenized: TokenizedTexts,
@@ -101,7 +101,7 @@ impl Reader {
     /// to `skipped`.
     fn next_chunk(&mut self, skipped: &mut Vec<InvalidRecord>) -> Result<Option<Chunk>> {
         let (mut records, mut position) = (vec![], self.position);
-        for record in self.records.by_ref().take(CHUNK_SIZE) {
+        for record in self.records.by_ref().take(TEXTS_PER_CHUNK) {
             let after = position.after(&record);
             match record {
                 Ok(record) => records.push(record),
@@ -150,9 +150,9 @@ pub(crate) fn embed_chunks(
         let mut embed = || -> Result<()> {
             for (skipped, chunk) in &chunks {
                 let chunk: Chunk = chunk.inspect_err(|_| on_chunk(&skipped, None))?;
-                let embeddings = embedder.embed_tokenized_until(&chunk.tokenized, stop)?;
-                on_chunk(&skipped, Some((chunk.position.read, &embeddings.truncated)));
-                let vectors = to_vec(&embeddings.vectors)?;
+                let vectors = embedder.embed_tokenized(&chunk.tokenized, unless_stopped(stop))?;
+                on_chunk(&skipped, Some((chunk.position.read, chunk.tokenized.truncated())));
+                let vectors = to_vec(&vectors)?;
                 if send.send((chunk, vectors)).is_err() {
                     break; // the writer has failed and returns its error
                 }

@@ -15,7 +15,7 @@
 //! Embed two records, and search for a third text:
 //! ```
 //! use corpus::{EmbedRun, RecordSource, VectorFile};
-//! use encoder::{EmbedOptions, Embedder, LoadOptions, Search};
+//! use encoder::{EmbedOptions, Embedder, LoadOptions, Prompt, Search};
 //!
 //! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 //! let model = "weights/all-MiniLM-L6-v2";
@@ -29,7 +29,8 @@
 //! assert_eq!(summary.written, 2);
 //!
 //! let vectors = VectorFile::open(&output)?;
-//! let query = embedder.embed_query(&["A man eats."])?.to_vec2()?;
+//! let options = EmbedOptions::new().with_prompt(Prompt::Query);
+//! let query = embedder.embed_with(&["A man eats."], options)?.vectors.to_vec2()?;
 //! let hits = vectors.scan(&Search::new(&query, 1)?)?.into_hits();
 //! assert_eq!(hits[0][0].row, 0);
 //! assert!(hits[0][0].score > 0.8);

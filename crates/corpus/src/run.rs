@@ -9,12 +9,12 @@ use std::{
     },
 };
 
-use encoder::{EmbedOptions, Embedder, LongTexts, Prompt};
+use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TEXTS_PER_CHUNK};
 use twox_hash::XxHash64;
 
 use crate::{
     Error, InvalidRecord, RecordSource, Records, Result, VectorDtype, VectorFormat,
-    chunks::{CHUNK_SIZE, Reader, embed_chunks, to_vec},
+    chunks::{Reader, embed_chunks, to_vec},
     columns::{AsText, NonFinite},
     output_path::output_path,
     partial::{PartialOutput, temporary_files},
@@ -284,7 +284,7 @@ impl EmbedRun {
             dtype: self.dtype,
             dimension: embedder.dimension(),
             model: self.model.as_deref(),
-            chunk_size: CHUNK_SIZE,
+            chunk_size: TEXTS_PER_CHUNK,
             skip_invalid: self.on_invalid == OnInvalid::Skip,
         };
         let (layout, as_text) = Layout::new(&spec, &self.source, records)?;
@@ -347,7 +347,7 @@ fn describe(prompt: Prompt) -> String {
 ///   run.
 fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     records.skip_to(position)?;
-    if position.read.is_multiple_of(CHUNK_SIZE as u64) {
+    if position.read.is_multiple_of(TEXTS_PER_CHUNK as u64) {
         return Ok(());
     }
     match records.next() {

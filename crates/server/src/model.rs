@@ -245,7 +245,7 @@ impl From<Embedder> for Task {
         Self {
             name: EMBEDDING,
             tokenizer: embedder.tokenizer().clone(),
-            encoder: embedder.model().clone(),
+            encoder: embedder.encoder().clone(),
             labels: vec![],
             pipeline: Arc::new(embedder),
         }
@@ -283,7 +283,7 @@ impl Compute for Vectors {
 
     fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>> {
         let all: Vec<_> = sequences.iter().map(|one| (&one.tokens, one.prompt)).collect();
-        finite(self.0.embed_tokens(&all)?.to_vec2()?)
+        finite(self.0.embed_sequences(&all)?.to_vec2()?)
     }
 }
 

@@ -1,10 +1,6 @@
 //! Text to vectors: tokenize, batch, encode, pool, normalise.
 
-use std::{
-    cmp::Reverse,
-    path::Path,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::path::Path;
 
 use candle_core::{DType, Tensor};
 use ops::l2_normalize;
@@ -12,12 +8,12 @@ use ops::l2_normalize;
 use crate::{
     EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch, Pooling, Prompt, Result,
     TextTokenizer, Tokens, TruncationSide,
-    error::beginning,
     load::Read,
     models::encoder_model::no_rows,
     pipelines::modules::{Chain, Module, transformer},
+    pipelines::tokenized_texts::{Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches},
     pipelines::with_tokenizer::with_tokenizer,
-    text::packing::{TOKEN_BUDGET, within_budget},
+    text::packing::TOKEN_BUDGET,
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
@@ -60,13 +56,7 @@ pub struct Embedder {
     token_budget: usize,
 }
 
-/// Number of texts that [`Embedder::embed_iter`] reads and embeds together.
-const TEXTS_PER_GROUP: usize = 1024;
-
-/// Number of windows of long texts whose vectors are in memory at a time.
-const WINDOWS_PER_GROUP: usize = 1024;
-
-/// The options of [`Embedder::embed_with`].
+/// How to embed texts: the prompt, and the handling of long texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EmbedOptions<'a> {
@@ -82,7 +72,9 @@ impl<'a> EmbedOptions<'a> {
         Self::default()
     }
 
-    /// These options with a prompt.
+    /// These options with a prompt: [`Prompt::Query`] for search queries, [`Prompt::Document`] for
+    /// the documents to search.
+    #[doc(alias = "encode_query", alias = "encode_document")]
     pub fn with_prompt(self, prompt: Prompt<'a>) -> Self {
         Self { prompt, ..self }
     }
@@ -96,7 +88,7 @@ impl<'a> EmbedOptions<'a> {
 crate::choices! {
     /// How to handle texts longer than the model's maximum length.
     ///
-    /// - `Truncate`: [`Embeddings::truncated`] lists the texts.
+    /// - `Truncate`: [`TokenizedTexts::truncated`] lists the texts.
     /// - `Refuse`: a long text is [`Error::LongText`].
     /// - `Windows`: the weight of a window in the average is its number of pooled tokens without
     ///   special tokens. The mean is normalised if the model normalises its vectors.
@@ -110,32 +102,6 @@ crate::choices! {
     }
 }
 
-/// Tokenized texts, from [`Embedder::tokenize`].
-#[derive(Clone, Debug)]
-pub struct TokenizedTexts {
-    /// The sequences of each text: one, or several with [`LongTexts::Windows`].
-    windows: Vec<Vec<Tokens>>,
-    /// Number of tokens at the beginning of a sequence that belong to the prompt, the special token
-    /// before it included; 0 without a prompt.
-    prompt: usize,
-    truncated: Vec<Truncated>,
-}
-
-impl TokenizedTexts {
-    /// The total number of tokens of all sequences.
-    pub fn tokens(&self) -> usize {
-        self.windows.iter().flatten().map(|window| window.input_ids.len()).sum()
-    }
-
-    /// The sequences of all texts in order, each with the number of tokens at its beginning that
-    /// belong to the prompt, the special token before it included. A text has one sequence, or
-    /// several with [`LongTexts::Windows`].
-    pub fn into_sequences(self) -> Vec<(Tokens, usize)> {
-        let text = |windows: Vec<Tokens>| windows.into_iter().zip(prompt_lengths(self.prompt));
-        self.windows.into_iter().flat_map(text).collect()
-    }
-}
-
 /// The result of [`Embedder::embed_with`].
 #[derive(Clone, Debug)]
 pub struct Embeddings {
@@ -144,43 +110,6 @@ pub struct Embeddings {
     /// The truncated texts, in the order of the input.
     pub truncated: Vec<Truncated>,
 }
-
-/// A truncated text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Truncated {
-    /// The index of the text.
-    pub text: usize,
-    /// Number of tokens before truncation, special tokens included.
-    pub tokens: usize,
-    /// Number of tokens after truncation.
-    pub kept: usize,
-}
-
-impl Truncated {
-    /// Lists the truncated texts among tokenized texts.
-    ///
-    /// # Examples
-    /// ```
-    /// use encoder::{Tokens, Truncated};
-    ///
-    /// let whole = Tokens { input_ids: vec![2, 3], token_type_ids: vec![0, 0], truncated: 0 };
-    /// let cut = Tokens { truncated: 5, ..whole.clone() };
-    /// let truncated = Truncated::of(&[whole, cut]);
-    /// assert_eq!((truncated[0].text, truncated[0].tokens, truncated[0].kept), (1, 7, 2));
-    /// ```
-    pub fn of<'a>(texts: impl IntoIterator<Item = &'a Tokens>) -> Vec<Self> {
-        let all = texts.into_iter().enumerate().filter(|(_, tokens)| tokens.truncated > 0);
-        let truncated = all.map(|(text, tokens)| {
-            let kept = tokens.input_ids.len();
-            Self { text, tokens: kept + tokens.truncated, kept }
-        });
-        truncated.collect()
-    }
-}
-
-/// The computation of the vectors `(B, E)` of a batch, for [`Embedder::embed_tokenized_within`].
-pub type BatchFn<'a> = dyn Fn() -> Result<Tensor> + Sync + 'a;
 
 impl Embedder {
     /// Loads a sentence-transformers folder: `modules.json`, `1_Pooling/config.json`,
@@ -398,7 +327,7 @@ impl Embedder {
     }
 
     /// The encoder.
-    pub fn model(&self) -> &EncoderModel {
+    pub fn encoder(&self) -> &EncoderModel {
         &self.model
     }
 
@@ -418,7 +347,7 @@ impl Embedder {
         matches!(self.modules.last(), Some(Module::Normalize))
     }
 
-    /// Embeds texts, in their order, with the model's default prompt.
+    /// Embeds texts, in their order, with the default options.
     ///
     /// An empty text has a vector too (`[CLS] [SEP]`). A text longer than the model's maximum
     /// length is truncated.
@@ -439,26 +368,6 @@ impl Embedder {
     #[doc(alias = "encode")]
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
         Ok(self.embed_with(texts, EmbedOptions::default())?.vectors)
-    }
-
-    /// [`Self::embed`] for search queries, with the model's prompt `query` if it has one.
-    ///
-    /// # Errors
-    /// The errors of [`Self::embed`].
-    #[doc(alias = "encode_query")]
-    pub fn embed_query<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
-        let options = EmbedOptions::new().with_prompt(Prompt::Query);
-        Ok(self.embed_with(texts, options)?.vectors)
-    }
-
-    /// [`Self::embed`] for documents to search, with the model's prompt `document` if it has one.
-    ///
-    /// # Errors
-    /// The errors of [`Self::embed`].
-    #[doc(alias = "encode_document")]
-    pub fn embed_document<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
-        let options = EmbedOptions::new().with_prompt(Prompt::Document);
-        Ok(self.embed_with(texts, options)?.vectors)
     }
 
     /// [`Self::embed`] with options. Also lists the truncated texts.
@@ -487,7 +396,9 @@ impl Embedder {
         texts: &[S],
         options: EmbedOptions,
     ) -> Result<Embeddings> {
-        self.embed_tokenized(&self.tokenize(texts, options)?)
+        let tokenized = self.tokenize(texts, options)?;
+        let vectors = self.embed_tokenized(&tokenized, |batch| batch())?;
+        Ok(Embeddings { vectors, truncated: tokenized.truncated().to_vec() })
     }
 
     /// The first half of [`Self::embed_with`]. Another thread can tokenize the next texts while
@@ -504,7 +415,8 @@ impl Embedder {
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
     /// assert_eq!(tokenized.tokens(), 5); // [CLS] i love ai [SEP]
-    /// assert_eq!(embedder.embed_tokenized(&tokenized)?.vectors.dims(), [1, 384]);
+    /// let vectors = embedder.embed_tokenized(&tokenized, |batch| batch())?;
+    /// assert_eq!(vectors.dims(), [1, 384]);
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn tokenize<S: AsRef<str>>(
@@ -512,41 +424,22 @@ impl Embedder {
         texts: &[S],
         options: EmbedOptions,
     ) -> Result<TokenizedTexts> {
-        let prompt = self.prompts.text(options.prompt)?;
-        let windows = match prompt {
-            "" => self.windows(texts, options.long_texts)?,
-            _ => {
-                let prompted = texts.iter().map(|text| format!("{prompt}{}", text.as_ref()));
-                self.windows(&prompted.collect::<Vec<_>>(), options.long_texts)?
-            }
-        };
-        let prompt = match prompt {
-            "" => 0,
-            _ => self.tokenizer.prompt_length(prompt)?,
-        };
-        let max = self.tokenizer.max_seq_length();
+        let tokenized = TokenizedTexts::new(&self.tokenizer, &self.prompts, texts, options)?;
+        let (got, max) = (tokenized.prompt, self.tokenizer.max_seq_length());
         let is_first_window_without_text =
-            options.long_texts == LongTexts::Windows && prompt > 0 && prompt + 1 >= max;
+            options.long_texts == LongTexts::Windows && got > 0 && got + 1 >= max;
         if is_first_window_without_text && !self.pooling.includes_prompt() {
-            return Err(Error::LongPrompt { got: prompt, max });
+            return Err(Error::LongPrompt { got, max });
         }
-        let beginning_of = |i: usize| beginning(texts[i].as_ref());
-        if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
-            return Err(Error::NoTokens { text: beginning_of(empty) });
-        }
-        let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
-        if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
-            let (index, text, got) = (long.text, beginning_of(long.text), long.tokens);
-            return Err(Error::LongText { index, text, got, max });
-        }
-        Ok(TokenizedTexts { windows, prompt, truncated })
+        Ok(tokenized)
     }
 
-    /// Texts that are given as token ids, special tokens included.
+    /// The tokens of a text that is given as ids, special tokens included, for
+    /// [`Self::embed_sequences`].
     ///
     /// # Errors
-    /// [`Error::EmptySequence`] for a text without tokens; [`Error::Id`] for an id outside the
-    /// vocabulary; [`Error::TooLong`] for a text longer than the model's maximum length.
+    /// [`Error::EmptySequence`] for no ids; [`Error::Id`] for an id outside the vocabulary;
+    /// [`Error::TooLong`] for more ids than the model's maximum length.
     /// # Examples
     /// ```
     /// use encoder::{Embedder, LoadOptions};
@@ -554,130 +447,72 @@ impl Embedder {
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
-    /// let love = embedder.texts_from_ids(vec![vec![101, 1045, 2293, 9932, 102]])?; // "I love AI"
-    /// let e = embedder.embed_tokenized(&love)?.vectors.to_vec2::<f32>()?;
+    /// let love = embedder.tokens_from_ids(vec![101, 1045, 2293, 9932, 102])?; // "I love AI"
+    /// let e = embedder.embed_sequences(&[(&love, 0)])?.to_vec2::<f32>()?; // without a prompt
     /// assert_eq!(e, embedder.embed(&["I love AI"])?.to_vec2::<f32>()?);
-    /// assert!(embedder.texts_from_ids(vec![vec![30_522]]).is_err()); // the ids end at 30,521
+    /// assert!(embedder.tokens_from_ids(vec![30_522]).is_err()); // the ids end at 30,521
     /// # Ok::<(), encoder::Error>(())
     /// ```
-    pub fn texts_from_ids(&self, texts: Vec<Vec<u32>>) -> Result<TokenizedTexts> {
+    pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
         let (size, max) = (self.model.config().vocab_size, self.tokenizer.max_seq_length());
-        for (index, ids) in texts.iter().enumerate() {
-            if ids.is_empty() {
-                return Err(Error::EmptySequence { index });
-            }
-            if let Some(&id) = ids.iter().find(|&&id| id as usize >= size) {
-                let (name, field, got) = ("input_ids", "vocab_size", i64::from(id));
-                return Err(Error::Id { name, got, size, field });
-            }
-            if ids.len() > max {
-                return Err(Error::TooLong { got: ids.len(), max });
-            }
+        if input_ids.is_empty() {
+            return Err(Error::EmptySequence { index: 0 });
         }
-        let window = |input_ids: Vec<u32>| {
-            let token_type_ids = vec![0; input_ids.len()];
-            vec![Tokens { input_ids, token_type_ids, truncated: 0 }]
-        };
-        let windows = texts.into_iter().map(window).collect();
-        Ok(TokenizedTexts { windows, prompt: 0, truncated: vec![] })
+        if let Some(&id) = input_ids.iter().find(|&&id| id as usize >= size) {
+            let (name, field, got) = ("input_ids", "vocab_size", i64::from(id));
+            return Err(Error::Id { name, got, size, field });
+        }
+        if input_ids.len() > max {
+            return Err(Error::TooLong { got: input_ids.len(), max });
+        }
+        Ok(Tokens { token_type_ids: vec![0; input_ids.len()], input_ids, truncated: 0 })
     }
 
-    /// Tokenizes each text to one sequence, or to several with [`LongTexts::Windows`].
-    fn windows<S: AsRef<str>>(&self, texts: &[S], long: LongTexts) -> Result<Vec<Vec<Tokens>>> {
-        match long {
-            LongTexts::Windows => self.tokenizer.encode_windows(texts),
-            LongTexts::Truncate | LongTexts::Refuse => {
-                let truncated = self.tokenizer.encode(texts)?;
-                Ok(truncated.into_iter().map(|tokens| vec![tokens]).collect())
-            }
-        }
-    }
-
-    /// The second half of [`Self::embed_with`]: computes the vectors.
+    /// The second half of [`Self::embed_with`]: computes the vectors, each batch within `run`.
     ///
+    /// `run` calls each batch, here or on another thread, or ends the computation with an error, as
+    /// [`unless_stopped`](crate::unless_stopped) does.
+    ///
+    /// # Shapes
+    /// returns `(B, E)`, f32; `(0, E)` for no texts
     /// # Errors
     /// [`Error::OnlyPrompt`] for a text without tokens beyond the prompt, if the prompt is not
-    /// pooled; [`Error::Candle`] if the computation fails, such as for lack of memory on a GPU.
-    pub fn embed_tokenized(&self, texts: &TokenizedTexts) -> Result<Embeddings> {
-        self.embed_tokenized_within(texts, |batch| batch())
-    }
-
-    /// [`Self::embed_tokenized`] that ends early when another thread sets `stop`. The flag is read
-    /// before each batch.
-    ///
-    /// # Errors
-    /// The errors of [`Self::embed_tokenized`]; [`Error::Stopped`] if `stop` is set.
-    /// # Examples
-    /// ```
-    /// use std::sync::atomic::AtomicBool;
-    ///
-    /// use encoder::{EmbedOptions, Embedder, Error, LoadOptions};
-    ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
-    /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
-    /// let stopped = embedder.embed_tokenized_until(&tokenized, &AtomicBool::new(true));
-    /// assert!(matches!(stopped, Err(Error::Stopped)));
-    /// # Ok::<(), encoder::Error>(())
-    /// ```
-    pub fn embed_tokenized_until(
-        &self,
-        texts: &TokenizedTexts,
-        stop: &AtomicBool,
-    ) -> Result<Embeddings> {
-        self.embed_tokenized_within(texts, |batch| match stop.load(Ordering::Relaxed) {
-            true => Err(Error::Stopped),
-            false => batch(),
-        })
-    }
-
-    /// [`Self::embed_tokenized`] that computes each batch within `run`. `run` can call the batch on
-    /// another thread, or end the computation with an error.
-    ///
-    /// # Errors
-    /// The errors of [`Self::embed_tokenized`] and of `run`.
+    /// pooled; [`Error::Candle`] if the computation fails, such as for lack of memory on a GPU; the
+    /// errors of `run`; [`Error::Stopped`] if `run` succeeds without a call of the batch.
     /// # Examples
     /// Two texts in two batches, because of the budget of tokens:
     /// ```
-    /// use std::cell::Cell;
-    ///
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
     /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let dir = "weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?.with_token_budget(5);
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
-    /// let batches = Cell::new(0);
-    /// let embedded = embedder.embed_tokenized_within(&tokenized, |batch| {
-    ///     batches.set(batches.get() + 1);
+    /// let mut batches = 0;
+    /// let vectors = embedder.embed_tokenized(&tokenized, |batch| {
+    ///     batches += 1;
     ///     batch()
     /// })?;
-    /// assert_eq!((batches.get(), embedded.vectors.dims()), (2, &[2, 384][..]));
+    /// assert_eq!((batches, vectors.dims()), (2, &[2, 384][..]));
     /// # Ok::<(), encoder::Error>(())
     /// ```
-    pub fn embed_tokenized_within(
+    pub fn embed_tokenized(
         &self,
         texts: &TokenizedTexts,
-        run: impl Fn(&BatchFn) -> Result<Tensor>,
-    ) -> Result<Embeddings> {
-        let TokenizedTexts { windows, prompt, truncated } = texts;
-        if windows.iter().any(|windows| windows.len() > 1) {
-            let vectors = self.embed_windows(windows, *prompt, &run)?;
-            return Ok(Embeddings { vectors, truncated: vec![] });
+        mut run: impl FnMut(&mut Batch) -> Result<()>,
+    ) -> Result<Tensor> {
+        if texts.windows.iter().any(|windows| windows.len() > 1) {
+            return self.embed_windows(texts, &mut run);
         }
-        let all: Vec<_> = windows.iter().map(|windows| (&windows[0], *prompt)).collect();
-        Ok(Embeddings { vectors: self.embed_within(&all, &run)?, truncated: truncated.clone() })
+        self.embed_within(&texts.sequences().collect::<Vec<_>>(), &mut run)
     }
 
-    /// Embeds a stream of texts, in their order, in constant memory.
-    ///
-    /// Texts are read and embedded in groups of 1,024. `progress` is called after each group with
-    /// the number of texts embedded so far. To stop early, drop the iterator.
+    /// Embeds a stream of texts, in their order, in constant memory: [`TEXTS_PER_CHUNK`] texts are
+    /// read and embedded at a time.
     ///
     /// # Errors
-    /// The errors of [`Self::embed_with`]. If a group fails, the iterator returns the error instead
-    /// of the group's vectors, and ends.
+    /// The errors of [`Self::embed_with`]. If a chunk fails, the iterator returns the error instead
+    /// of the chunk's vectors, and ends.
     /// # Examples
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
@@ -686,44 +521,33 @@ impl Embedder {
     /// let dir = "weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let texts = (0..).map(|i| format!("text {i}")); // without an end
-    /// let mut seen = 0;
-    /// let vectors = embedder.embed_iter(texts, EmbedOptions::default(), |n| seen = n);
+    /// let vectors = embedder.embed_iter(texts, EmbedOptions::default());
     /// let first: Vec<Vec<f32>> = vectors.take(3).collect::<Result<_, _>>()?;
     /// assert_eq!((first.len(), first[0].len()), (3, 384));
-    /// assert_eq!(seen, 1024); // computed so far
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn embed_iter<'a, S: AsRef<str>>(
         &'a self,
         texts: impl IntoIterator<Item = S> + 'a,
         options: EmbedOptions<'a>,
-        mut progress: impl FnMut(usize) + 'a,
     ) -> impl Iterator<Item = Result<Vec<f32>>> + 'a {
-        let mut texts = texts.into_iter();
-        let (mut done, mut failed) = (0, false);
-        let groups = std::iter::from_fn(move || {
-            if failed {
+        let (mut texts, mut failed) = (texts.into_iter(), false);
+        let chunks = std::iter::from_fn(move || {
+            let chunk: Vec<S> = texts.by_ref().take(TEXTS_PER_CHUNK).collect();
+            if failed || chunk.is_empty() {
                 return None;
             }
-            let group: Vec<S> = texts.by_ref().take(TEXTS_PER_GROUP).collect();
-            if group.is_empty() {
-                return None;
-            }
-            done += group.len();
-            let embedded = self.embed_with(&group, options);
+            let embedded = self.embed_with(&chunk, options);
             let vectors = embedded.and_then(|embedded| Ok(embedded.vectors.to_vec2::<f32>()?));
-            Some(match vectors {
-                Ok(vectors) => {
-                    progress(done);
-                    vectors.into_iter().map(Ok).collect()
-                }
-                Err(error) => {
-                    failed = true;
-                    vec![Err(error)]
-                }
-            })
+            failed = vectors.is_err();
+            Some(
+                vectors.map_or_else(
+                    |error| vec![Err(error)],
+                    |rows| rows.into_iter().map(Ok).collect(),
+                ),
+            )
         });
-        groups.flatten()
+        chunks.flatten()
     }
 
     /// `(B, E)`: for each text the mean of its windows' vectors. The weight of a window is the
@@ -731,21 +555,20 @@ impl Embedder {
     /// counted.
     fn embed_windows(
         &self,
-        windows: &[Vec<Tokens>],
-        prompt: usize,
-        run: &dyn Fn(&BatchFn) -> Result<Tensor>,
+        texts: &TokenizedTexts,
+        run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Tensor> {
-        let all = windows.iter().enumerate().flat_map(|(text, windows)| {
-            let windows = windows.iter().zip(prompt_lengths(prompt));
-            windows.map(move |(window, prompt)| (text, window, prompt))
-        });
-        let all: Vec<(usize, &Tokens, usize)> = all.collect();
+        let windows = &texts.windows;
+        let texts_of_windows = windows.iter().enumerate();
+        let texts_of_windows = texts_of_windows.flat_map(|(i, windows)| vec![i; windows.len()]);
+        let (texts_of_windows, all): (Vec<_>, Vec<_>) =
+            texts_of_windows.zip(texts.sequences()).unzip();
         let mut sums = vec![vec![0.0; self.dimension]; windows.len()];
         let mut weights = vec![0.0; windows.len()];
-        for group in all.chunks(WINDOWS_PER_GROUP) {
-            let sequences: Vec<_> = group.iter().map(|&(_, window, n)| (window, n)).collect();
-            let vectors = self.embed_within(&sequences, run)?.to_vec2::<f32>()?;
-            for (&(text, window, prompt), vector) in group.iter().zip(vectors) {
+        let chunks = texts_of_windows.chunks(TEXTS_PER_CHUNK).zip(all.chunks(TEXTS_PER_CHUNK));
+        for (texts, sequences) in chunks {
+            let vectors = self.embed_within(sequences, run)?.to_vec2::<f32>()?;
+            for ((&text, &(window, prompt)), vector) in texts.iter().zip(sequences).zip(vectors) {
                 let weight = match windows[text].len() {
                     1 => 1.0,
                     _ => self.window_weight(window, prompt),
@@ -779,7 +602,7 @@ impl Embedder {
 
     /// The vector of each sequence, given its tokens and the number of tokens at its beginning that
     /// belong to the prompt, the special token before it included. The sequences may come from
-    /// several calls of [`Self::tokenize`].
+    /// several calls of [`Self::tokenize`], as in a server that computes several requests together.
     ///
     /// # Shapes
     /// returns `(B, E)`, f32
@@ -797,53 +620,36 @@ impl Embedder {
     /// let dir = "weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
-    /// let sequences = tokenized.clone().into_sequences();
-    /// let all: Vec<_> = sequences.iter().map(|(tokens, prompt)| (tokens, *prompt)).collect();
-    /// let vectors = embedder.embed_tokens(&all)?.to_vec2::<f32>()?;
-    /// assert_eq!(vectors, embedder.embed_tokenized(&tokenized)?.vectors.to_vec2::<f32>()?);
+    /// let sequences: Vec<_> = tokenized.sequences().collect();
+    /// let vectors = embedder.embed_sequences(&sequences)?.to_vec2::<f32>()?;
+    /// assert_eq!(vectors, embedder.embed(&["I love AI", "It snows."])?.to_vec2::<f32>()?);
     /// # Ok::<(), encoder::Error>(())
     /// ```
-    pub fn embed_tokens(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
+    pub fn embed_sequences(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
         if let Some(index) = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty()) {
             return Err(Error::EmptySequence { index });
         }
-        self.embed_within(sequences, &|batch| batch())
+        self.embed_within(sequences, &mut |batch| batch())
     }
 
-    /// [`Self::embed_tokens`] that computes each batch within `run`.
+    /// [`Self::embed_sequences`] that computes each batch within `run`.
     fn embed_within(
         &self,
         sequences: &[(&Tokens, usize)],
-        run: &dyn Fn(&BatchFn) -> Result<Tensor>,
+        run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Tensor> {
-        let lengths: Vec<usize> =
-            sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
-        // Sequences are sorted by length although nothing is padded. Batches, and their parts in
-        // `forward_packed`, end between sequences: neighbours of equal length fill them evenly, and
-        // give the threads attention tasks of equal size.
-        let order = by_length(&lengths);
-        let mut embeddings = vec![];
-        for batch in within_budget(&order, &lengths, self.token_budget) {
-            embeddings.push(run(&|| self.embed_batch(batch.iter().map(|&i| sequences[i])))?);
-        }
+        let compute = |batch: &[(&Tokens, usize)]| self.embed_batch(batch);
+        let (embeddings, rows) = in_batches(sequences, self.token_budget, run, compute)?;
         if embeddings.is_empty() {
             return Ok(no_rows(self.dimension(), DType::F32, self.model.device())?);
         }
-        let embeddings = Tensor::cat(&embeddings, 0)?; // (B, E), longest text first
-        let mut rows = vec![0u32; order.len()]; // row of each sequence in `embeddings`
-        for (row, i) in (0u32..).zip(order) {
-            rows[i] = row;
-        }
         let rows = Tensor::from_slice(&rows, rows.len(), self.model.device())?;
-        Ok(embeddings.index_select(&rows, 0)?)
+        Ok(Tensor::cat(&embeddings, 0)?.index_select(&rows, 0)?) // (B, E)
     }
 
-    /// [`Self::embed_tokens`] for one batch.
-    fn embed_batch<'a>(
-        &self,
-        sequences: impl Iterator<Item = (&'a Tokens, usize)>,
-    ) -> Result<Tensor> {
-        let (tokens, prompts): (Vec<&Tokens>, Vec<usize>) = sequences.unzip();
+    /// [`Self::embed_sequences`] for one batch.
+    fn embed_batch(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
+        let (tokens, prompts): (Vec<&Tokens>, Vec<usize>) = sequences.iter().copied().unzip();
         let batch = PackedBatch::of(tokens)?;
         let hidden = self.model.forward_packed(&batch)?; // (N, E)
         let mut x = self.pooling.forward(&hidden, batch.offsets(), Some(&prompts))?; // (B, E)
@@ -858,32 +664,5 @@ impl Embedder {
             true => Ok(l2_normalize(&truncated)?),
             false => Ok(truncated),
         }
-    }
-}
-
-/// The indices of `lengths` in descending order of length. The sort is stable.
-fn by_length(lengths: &[usize]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..lengths.len()).collect();
-    order.sort_by_key(|&i| Reverse(lengths[i]));
-    order
-}
-
-/// The number of prompt tokens of each window of a text: only the first window contains the prompt.
-fn prompt_lengths(prompt: usize) -> impl Iterator<Item = usize> {
-    std::iter::once(prompt).chain(std::iter::repeat(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batches_stay_within_the_budget_and_contain_every_text() {
-        let lengths = [3, 9, 1, 4, 20, 4];
-        let order = by_length(&lengths);
-        assert_eq!(order, [4, 1, 3, 5, 0, 2]); // texts of equal length keep their order
-        let batches = within_budget(&order, &lengths, 10);
-        assert_eq!(batches, [&[4][..], &[1], &[3, 5], &[0, 2]]);
-        assert!(within_budget(&[], &[], 10).is_empty());
     }
 }

@@ -14,13 +14,12 @@ mod search;
 mod span;
 mod task;
 mod token_classifier;
+mod tokenized_texts;
 mod with_tokenizer;
 
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
 pub use classifier::{Classified, LogitActivation, TextClassifier, TextClassifierParams};
-pub use embedder::{
-    BatchFn, EmbedOptions, Embedder, Embeddings, LongTexts, TokenizedTexts, Truncated,
-};
+pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts};
 pub use inspect::Inspection;
 pub use mask_filler::{Candidate, Filled, MaskFiller, MaskFillerParams};
 pub use pooling::{Pooling, PoolingMode};
@@ -32,6 +31,7 @@ pub use task::{
     TextResult, TokenizedText,
 };
 pub use token_classifier::{Aggregation, Entity, Tagged, TokenClassifier, TokenClassifierParams};
+pub use tokenized_texts::{Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, unless_stopped};
 
 /// Calls [`TaskVisitor::visit`] for each task. The commands, the routes and the classes of the Python
 /// package are those of these tasks. A server loads a model for the first task that it can do.

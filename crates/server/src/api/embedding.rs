@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use encoder::{
-    EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, TokenizedTexts, TruncationSide,
-};
+use encoder::{EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, TruncationSide};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -294,12 +292,10 @@ fn sequences_from_ids(
         return Err(Failure::new(Kind::Tokenizer, message).with_field(options.field));
     }
     let tokenized = lists.into_iter().enumerate().map(|(index, ids)| {
-        let tokens = embedder.texts_from_ids(vec![ids]);
+        let tokens = embedder.tokens_from_ids(ids).map(|tokens| (tokens, 0));
         tokens.map_err(|error| ids_failure(error, &(options.name_of)(index), options.field))
     });
-    let tokenized = tokenized.collect::<Result<Vec<_>, _>>()?;
-    let tokenized = tokenized.into_iter().flat_map(TokenizedTexts::into_sequences);
-    sequences(tokenized.collect(), true, options.name_of)
+    sequences(tokenized.collect::<Result<_, _>>()?, true, options.name_of)
 }
 
 /// The failure for a text that is given as token ids.

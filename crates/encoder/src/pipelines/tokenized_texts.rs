@@ -1,0 +1,219 @@
+//! Tokenized texts, and their computation in batches.
+
+use std::{
+    cmp::Reverse,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use crate::{
+    EmbedOptions, Error, LongTexts, Result, TextTokenizer, Tokens,
+    error::beginning,
+    text::{packing::within_budget, prompts::Prompts},
+};
+
+/// Number of texts that are tokenized and computed together, where texts are a stream or a long
+/// list. Within a chunk, the texts are sorted by length and split into batches by their number of
+/// tokens. The chunk bounds the memory of tokens and results, and does not affect the results.
+pub const TEXTS_PER_CHUNK: usize = 2048;
+
+/// Tokenized texts, from [`Embedder::tokenize`](crate::Embedder::tokenize).
+#[derive(Clone, Debug)]
+pub struct TokenizedTexts {
+    /// The sequences of each text: one, or several with [`LongTexts::Windows`].
+    pub(crate) windows: Vec<Vec<Tokens>>,
+    /// Number of tokens at the beginning of the first sequence of a text that belong to the prompt,
+    /// the special token before it included; 0 without a prompt.
+    pub(crate) prompt: usize,
+    truncated: Vec<Truncated>,
+}
+
+impl TokenizedTexts {
+    /// Tokenizes each text, with a prompt before it.
+    ///
+    /// # Errors
+    /// [`Error::NoPrompt`] for a prompt that the model does not have; [`Error::Tokenizer`] if the
+    /// vocabulary has no token for a part of a text; [`Error::NoTokens`] if a text has no tokens,
+    /// not even special ones; [`Error::LongText`] for a text that is too long, with
+    /// [`LongTexts::Refuse`].
+    pub(crate) fn new<S: AsRef<str>>(
+        tokenizer: &TextTokenizer,
+        prompts: &Prompts,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<Self> {
+        let prompt = prompts.text(options.prompt)?;
+        let (windows, prompt) = if prompt.is_empty() {
+            (split(tokenizer, texts, options.long_texts)?, 0)
+        } else {
+            let prompted = texts.iter().map(|text| format!("{prompt}{}", text.as_ref()));
+            let prompted: Vec<String> = prompted.collect();
+            (split(tokenizer, &prompted, options.long_texts)?, tokenizer.prompt_length(prompt)?)
+        };
+        let beginning_of = |i: usize| beginning(texts[i].as_ref());
+        if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
+            return Err(Error::NoTokens { text: beginning_of(empty) });
+        }
+        let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
+        if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
+            let (index, text, got) = (long.text, beginning_of(long.text), long.tokens);
+            return Err(Error::LongText { index, text, got, max: tokenizer.max_seq_length() });
+        }
+        Ok(Self { windows, prompt, truncated })
+    }
+
+    /// The total number of tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.windows.iter().flatten().map(|window| window.input_ids.len()).sum()
+    }
+
+    /// The truncated texts, in the order of the input.
+    pub fn truncated(&self) -> &[Truncated] {
+        &self.truncated
+    }
+
+    /// The sequences of all texts in order, each with the number of tokens at its beginning that
+    /// belong to the prompt, the special token before it included. A text has one sequence, or
+    /// several with [`LongTexts::Windows`].
+    pub fn sequences(&self) -> impl Iterator<Item = (&Tokens, usize)> {
+        self.windows.iter().flat_map(|windows| windows.iter().zip(prompt_lengths(self.prompt)))
+    }
+
+    /// [`Self::sequences`] without copies of their tokens.
+    pub fn into_sequences(self) -> Vec<(Tokens, usize)> {
+        let text = |windows: Vec<Tokens>| windows.into_iter().zip(prompt_lengths(self.prompt));
+        self.windows.into_iter().flat_map(text).collect()
+    }
+}
+
+/// The number of prompt tokens of each window of a text: only the first window contains the prompt.
+fn prompt_lengths(prompt: usize) -> impl Iterator<Item = usize> {
+    std::iter::once(prompt).chain(std::iter::repeat(0))
+}
+
+/// Tokenizes each text to one sequence, or to several with [`LongTexts::Windows`].
+fn split<S: AsRef<str>>(
+    tokenizer: &TextTokenizer,
+    texts: &[S],
+    long_texts: LongTexts,
+) -> Result<Vec<Vec<Tokens>>> {
+    if long_texts == LongTexts::Windows {
+        return tokenizer.encode_windows(texts);
+    }
+    Ok(tokenizer.encode(texts)?.into_iter().map(|tokens| vec![tokens]).collect())
+}
+
+/// A truncated text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Truncated {
+    /// The index of the text.
+    pub text: usize,
+    /// Number of tokens before truncation, special tokens included.
+    pub tokens: usize,
+    /// Number of tokens after truncation.
+    pub kept: usize,
+}
+
+impl Truncated {
+    /// Lists the truncated texts among tokenized texts.
+    ///
+    /// # Examples
+    /// ```
+    /// use encoder::{Tokens, Truncated};
+    ///
+    /// let whole = Tokens { input_ids: vec![2, 3], token_type_ids: vec![0, 0], truncated: 0 };
+    /// let cut = Tokens { truncated: 5, ..whole.clone() };
+    /// let truncated = Truncated::of(&[whole, cut]);
+    /// assert_eq!((truncated[0].text, truncated[0].tokens, truncated[0].kept), (1, 7, 2));
+    /// ```
+    pub fn of<'a>(texts: impl IntoIterator<Item = &'a Tokens>) -> Vec<Self> {
+        let all = texts.into_iter().enumerate().filter(|(_, tokens)| tokens.truncated > 0);
+        let truncated = all.map(|(text, tokens)| {
+            let kept = tokens.input_ids.len();
+            Self { text, tokens: kept + tokens.truncated, kept }
+        });
+        truncated.collect()
+    }
+}
+
+/// The computation of one batch, for the callers of
+/// [`Embedder::embed_tokenized`](crate::Embedder::embed_tokenized).
+pub type Batch<'a> = dyn FnMut() -> Result<()> + Send + 'a;
+
+/// Runs each batch until another thread sets `stop`. The flag is read before each batch.
+///
+/// # Errors
+/// The function returns [`Error::Stopped`] if `stop` is set.
+/// # Examples
+/// ```
+/// use std::sync::atomic::AtomicBool;
+///
+/// use encoder::{EmbedOptions, Embedder, Error, LoadOptions, unless_stopped};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let dir = "weights/all-MiniLM-L6-v2";
+/// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
+/// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
+/// let stop = AtomicBool::new(true);
+/// let stopped = embedder.embed_tokenized(&tokenized, unless_stopped(&stop));
+/// assert!(matches!(stopped, Err(Error::Stopped)));
+/// # Ok::<(), encoder::Error>(())
+/// ```
+pub fn unless_stopped(stop: &AtomicBool) -> impl Fn(&mut Batch) -> Result<()> {
+    |batch| if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { batch() }
+}
+
+/// Computes sequences in batches of at most `budget` tokens, each within `run`. Returns the results
+/// of the batches, and the position of each sequence in the concatenated results.
+///
+/// # Errors
+/// The errors of `compute` and `run`; [`Error::Stopped`] if `run` does not call a batch.
+pub(crate) fn in_batches<T: Send>(
+    sequences: &[(&Tokens, usize)],
+    budget: usize,
+    run: &mut dyn FnMut(&mut Batch) -> Result<()>,
+    compute: impl Fn(&[(&Tokens, usize)]) -> Result<T> + Sync,
+) -> Result<(Vec<T>, Vec<u32>)> {
+    let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
+    // Sequences are sorted by length although nothing is padded. Batches, and their parts in
+    // `forward_packed`, end between sequences: neighbours of equal length fill them evenly, and
+    // give the threads attention tasks of equal size.
+    let order = by_length(&lengths);
+    let mut results = vec![];
+    for batch in within_budget(&order, &lengths, budget) {
+        let batch: Vec<(&Tokens, usize)> = batch.iter().map(|&i| sequences[i]).collect();
+        let mut result = None;
+        run(&mut || {
+            result = Some(compute(&batch)?);
+            Ok(())
+        })?;
+        results.push(result.ok_or(Error::Stopped)?);
+    }
+    let mut positions = vec![0; order.len()];
+    for (position, i) in (0..).zip(order) {
+        positions[i] = position;
+    }
+    Ok((results, positions))
+}
+
+/// The indices of `lengths` in descending order of length. The sort is stable.
+fn by_length(lengths: &[usize]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|&i| Reverse(lengths[i]));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_stay_within_the_budget_and_contain_every_text() {
+        let lengths = [3, 9, 1, 4, 20, 4];
+        let order = by_length(&lengths);
+        assert_eq!(order, [4, 1, 3, 5, 0, 2]); // texts of equal length keep their order
+        let batches = within_budget(&order, &lengths, 10);
+        assert_eq!(batches, [&[4][..], &[1], &[3, 5], &[0, 2]]);
+        assert!(within_budget(&[], &[], 10).is_empty());
+    }
+}
