@@ -507,49 +507,6 @@ impl Embedder {
         self.embed_within(&texts.sequences().collect::<Vec<_>>(), &mut run)
     }
 
-    /// Embeds a stream of texts, in their order, in constant memory: [`TEXTS_PER_CHUNK`] texts are
-    /// read and embedded at a time.
-    ///
-    /// # Errors
-    /// The errors of [`Self::embed_with`]. If a chunk fails, the iterator returns the error instead
-    /// of the chunk's vectors, and ends.
-    /// # Examples
-    /// ```
-    /// use encoder::{EmbedOptions, Embedder, LoadOptions};
-    ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
-    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
-    /// let texts = (0..).map(|i| format!("text {i}")); // without an end
-    /// let vectors = embedder.embed_iter(texts, EmbedOptions::default());
-    /// let first: Vec<Vec<f32>> = vectors.take(3).collect::<Result<_, _>>()?;
-    /// assert_eq!((first.len(), first[0].len()), (3, 384));
-    /// # Ok::<(), encoder::Error>(())
-    /// ```
-    pub fn embed_iter<'a, S: AsRef<str>>(
-        &'a self,
-        texts: impl IntoIterator<Item = S> + 'a,
-        options: EmbedOptions<'a>,
-    ) -> impl Iterator<Item = Result<Vec<f32>>> + 'a {
-        let (mut texts, mut failed) = (texts.into_iter(), false);
-        let chunks = std::iter::from_fn(move || {
-            let chunk: Vec<S> = texts.by_ref().take(TEXTS_PER_CHUNK).collect();
-            if failed || chunk.is_empty() {
-                return None;
-            }
-            let embedded = self.embed_with(&chunk, options);
-            let vectors = embedded.and_then(|embedded| Ok(embedded.vectors.to_vec2::<f32>()?));
-            failed = vectors.is_err();
-            Some(
-                vectors.map_or_else(
-                    |error| vec![Err(error)],
-                    |rows| rows.into_iter().map(Ok).collect(),
-                ),
-            )
-        });
-        chunks.flatten()
-    }
-
     /// `(B, E)`: for each text the mean of its windows' vectors. The weight of a window is the
     /// number of its pooled tokens without special tokens; a prompt that is not pooled is not
     /// counted.

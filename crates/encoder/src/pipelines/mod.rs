@@ -4,6 +4,7 @@
 mod attention_reader;
 mod classifier;
 mod dense;
+mod embed;
 mod embedder;
 mod inspect;
 mod mask_filler;
@@ -19,6 +20,7 @@ mod with_tokenizer;
 
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
 pub use classifier::{Classified, LogitActivation, TextClassifier, TextClassifierParams};
+pub use embed::{Embed, Row};
 pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts};
 pub use inspect::Inspection;
 pub use mask_filler::{Candidate, Filled, MaskFiller, MaskFillerParams};

@@ -1,0 +1,120 @@
+//! The traits of models that turn texts into rows, and of the rows.
+
+use serde::Serialize;
+
+use crate::{
+    Batch, EmbedOptions, Embedder, Result, TEXTS_PER_CHUNK, TextTokenizer, TokenizedTexts,
+};
+
+/// What a text becomes. The row of a dense model, such as [`Embedder`], is a vector, `Vec<f32>`.
+/// JSON files contain the row as it serialises.
+pub trait Row: Serialize + Send + 'static {
+    /// The numbers that the model computed for the text, without indices and shapes.
+    fn values(&self) -> &[f32];
+}
+
+impl Row for Vec<f32> {
+    fn values(&self) -> &[f32] {
+        self
+    }
+}
+
+/// A model that turns each text into a row. A clone shares the weights.
+///
+/// A text is tokenized first, which can happen on another thread while the rows of the texts before
+/// it are computed.
+pub trait Embed: Clone + Send + Sync + 'static {
+    /// What a text becomes.
+    type Row: Row;
+
+    /// The tokenizer.
+    fn tokenizer(&self) -> &TextTokenizer;
+
+    /// E, the length of a vector.
+    fn dimension(&self) -> usize;
+
+    /// Tokenizes texts for [`Self::embed_rows`].
+    ///
+    /// # Errors
+    /// Those that [`Embedder::tokenize`] lists.
+    fn tokenize<S: AsRef<str>>(&self, texts: &[S], options: EmbedOptions)
+    -> Result<TokenizedTexts>;
+
+    /// The row of each text, computed in batches, each within `run`.
+    ///
+    /// # Errors
+    /// Those that [`Embedder::embed_tokenized`] lists.
+    fn embed_rows(
+        &self,
+        texts: &TokenizedTexts,
+        run: impl FnMut(&mut Batch) -> Result<()>,
+    ) -> Result<Vec<Self::Row>>;
+
+    /// Embeds a stream of texts, in their order, in constant memory: [`TEXTS_PER_CHUNK`] texts are
+    /// read and embedded at a time.
+    ///
+    /// # Errors
+    /// Those of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator returns the error instead
+    /// of the chunk's rows, and ends.
+    /// # Examples
+    /// ```
+    /// use encoder::{Embed, EmbedOptions, Embedder, LoadOptions};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
+    /// let texts = (0..).map(|i| format!("text {i}")); // without an end
+    /// let rows = embedder.embed_iter(texts, EmbedOptions::default());
+    /// let first: Vec<Vec<f32>> = rows.take(3).collect::<Result<_, _>>()?;
+    /// assert_eq!((first.len(), first[0].len()), (3, 384));
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    fn embed_iter<'a, S: AsRef<str>>(
+        &'a self,
+        texts: impl IntoIterator<Item = S> + 'a,
+        options: EmbedOptions<'a>,
+    ) -> impl Iterator<Item = Result<Self::Row>> + 'a {
+        let (mut texts, mut failed) = (texts.into_iter(), false);
+        let chunks = std::iter::from_fn(move || {
+            let count = if failed { 0 } else { TEXTS_PER_CHUNK };
+            let chunk: Vec<S> = texts.by_ref().take(count).collect();
+            if chunk.is_empty() {
+                return None;
+            }
+            let tokenized = self.tokenize(&chunk, options);
+            let rows = tokenized.and_then(|texts| self.embed_rows(&texts, |batch| batch()));
+            failed = rows.is_err();
+            let all = |rows: Vec<_>| rows.into_iter().map(Ok).collect();
+            Some(rows.map_or_else(|error| vec![Err(error)], all))
+        });
+        chunks.flatten()
+    }
+}
+
+impl Embed for Embedder {
+    type Row = Vec<f32>;
+
+    fn tokenizer(&self) -> &TextTokenizer {
+        self.tokenizer()
+    }
+
+    fn dimension(&self) -> usize {
+        self.dimension()
+    }
+
+    fn tokenize<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<TokenizedTexts> {
+        self.tokenize(texts, options)
+    }
+
+    fn embed_rows(
+        &self,
+        texts: &TokenizedTexts,
+        run: impl FnMut(&mut Batch) -> Result<()>,
+    ) -> Result<Vec<Vec<f32>>> {
+        Ok(self.embed_tokenized(texts, run)?.to_vec2()?)
+    }
+}
