@@ -97,7 +97,7 @@ pub fn embed_file(
             _ => {}
         };
         wait_for_interrupted_runs(&path, watch);
-        let summary = watch.compute(|| run.run(&model, options, on_event)).map_err(error)?;
+        let summary = watch.compute(|| run.run(&*model, options, on_event)).map_err(error)?;
         let summary = summary.map_err(error)?;
         messages.extend(warnings::non_finite(&summary.non_finite));
         messages.extend(warnings::blank_lines(&input, summary.blank_lines));

@@ -7,46 +7,52 @@ use std::{
     panic::resume_unwind,
     sync::{
         atomic::AtomicBool,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{SyncSender, sync_channel},
     },
     thread,
 };
 
 use encoder::{
-    EmbedOptions, Embedder, LongTexts, Prompt, TEXTS_PER_CHUNK, TokenizedTexts, Truncated,
-    unless_stopped,
+    Embed, EmbedOptions, LongTexts, Prompt, TEXTS_PER_CHUNK, TokenizedTexts, unless_stopped,
 };
 
-use crate::{
-    Error, InvalidRecord, Record, Records, Result, partial::PartialOutput, records::InputPosition,
-};
+use crate::{Error, InvalidRecord, Record, Records, Result, records::InputPosition};
 
 /// Records that are read, embedded and written together: [`TEXTS_PER_CHUNK`], invalid ones included.
-struct Chunk {
-    records: Vec<Record>,
-    tokenized: TokenizedTexts,
+pub(crate) struct Chunk {
+    pub(crate) records: Vec<Record>,
+    pub(crate) tokenized: TokenizedTexts,
     /// The position in the input after these records.
-    position: InputPosition,
+    pub(crate) position: InputPosition,
 }
 
-/// The invalid records that were skipped, and the chunk, or the error if the chunk cannot be read
-/// or tokenized.
-type ReadChunk = (Vec<InvalidRecord>, Result<Chunk>);
+/// The next part of the input.
+struct Part {
+    /// The invalid records that were skipped.
+    skipped: Vec<InvalidRecord>,
+    /// `None` if the chunk cannot be read or tokenized.
+    chunk: Option<Chunk>,
+    /// The error after the records of the chunk, if any.
+    outcome: Result<()>,
+}
 
 /// Reads and tokenizes chunks.
-pub(crate) struct Reader {
+pub(crate) struct Reader<E> {
     /// The name of the input in messages.
-    name: String,
-    records: Records,
-    position: InputPosition,
+    pub(crate) name: String,
+    pub(crate) records: Records,
+    pub(crate) position: InputPosition,
     /// Whether invalid records are skipped.
-    skip: bool,
-    embedder: Embedder,
-    options: OwnedOptions,
+    pub(crate) skip: bool,
+    /// Whether the records before an error are a chunk. If the run can be resumed, they are not:
+    /// the chunks, and so a table's bytes, would differ from those of an uninterrupted run.
+    pub(crate) keep_partial: bool,
+    pub(crate) embedder: E,
+    pub(crate) options: OwnedOptions,
 }
 
 /// [`EmbedOptions`] that own their prompt.
-struct OwnedOptions {
+pub(crate) struct OwnedOptions {
     prompt: String,
     /// Creates the [`Prompt`] from [`Self::prompt`].
     to_prompt: for<'a> fn(&'a str) -> Prompt<'a>,
@@ -54,7 +60,7 @@ struct OwnedOptions {
 }
 
 impl OwnedOptions {
-    fn new(options: EmbedOptions) -> Self {
+    pub(crate) fn new(options: EmbedOptions) -> Self {
         let (prompt, to_prompt): (&str, for<'a> fn(&'a str) -> Prompt<'a>) = match options.prompt {
             Prompt::Default => ("", |_| Prompt::Default),
             Prompt::None => ("", |_| Prompt::None),
@@ -72,123 +78,115 @@ impl OwnedOptions {
     }
 }
 
-impl Reader {
-    /// A reader of the records after `position`.
-    pub(crate) fn new(
-        name: String,
-        records: Records,
-        position: InputPosition,
-        skip: bool,
-        embedder: Embedder,
-        options: EmbedOptions,
-    ) -> Self {
-        Self { name, records, position, skip, embedder, options: OwnedOptions::new(options) }
-    }
-
-    /// Sends chunks until the input ends, an error occurs or the receiver is dropped.
-    fn send_chunks(mut self, chunks: &SyncSender<ReadChunk>) {
-        loop {
-            let mut skipped = vec![];
-            let Some(chunk) = self.next_chunk(&mut skipped).transpose() else { return };
-            let last = chunk.is_err();
-            if chunks.send((skipped, chunk)).is_err() || last {
+impl<E: Embed> Reader<E> {
+    /// Sends the parts of the input until it ends, an error occurs or the receiver is dropped.
+    fn send_parts(mut self, parts: &SyncSender<Part>) {
+        while let Some(part) = self.next_part() {
+            let last = part.outcome.is_err();
+            if parts.send(part).is_err() || last {
                 return;
             }
         }
     }
 
-    /// The next chunk; `None` at the end of the input. Appends the invalid records that are skipped
-    /// to `skipped`.
-    fn next_chunk(&mut self, skipped: &mut Vec<InvalidRecord>) -> Result<Option<Chunk>> {
+    /// The next part; `None` at the end of the input.
+    fn next_part(&mut self) -> Option<Part> {
         let (mut records, mut position) = (vec![], self.position);
+        let (mut skipped, mut outcome) = (vec![], Ok(()));
         for record in self.records.by_ref().take(TEXTS_PER_CHUNK) {
             let after = position.after(&record);
             match record {
                 Ok(record) => records.push(record),
                 Err(invalid) if self.skip && !invalid.is_fatal() => skipped.push(invalid),
-                Err(invalid) => return Err(invalid.into()),
+                Err(invalid) => {
+                    outcome = Err(invalid.into());
+                    break;
+                }
             }
             position = after;
         }
-        if position == self.position {
-            return Ok(None);
+        if outcome.is_ok() && position == self.position {
+            return None;
         }
         self.position = position;
-        let texts: Vec<&str> = records.iter().map(Record::text).collect();
-        let tokenized = self.embedder.tokenize(&texts, self.options.options());
-        let tokenized = tokenized.map_err(|error| Error::of_texts(error, &records, &self.name))?;
-        Ok(Some(Chunk { records, tokenized, position }))
+        let chunk = if outcome.is_ok() || self.keep_partial {
+            self.tokenize(records, &mut outcome)
+        } else {
+            None
+        };
+        Some(Part { skipped, chunk, outcome })
+    }
+
+    /// Tokenizes the records of a chunk. If the model refuses a long text and partial chunks are
+    /// kept, the chunk has the records before it.
+    fn tokenize(&self, mut records: Vec<Record>, outcome: &mut Result<()>) -> Option<Chunk> {
+        loop {
+            let texts: Vec<&str> = records.iter().map(Record::text).collect();
+            match self.embedder.tokenize(&texts, self.options.options()) {
+                Ok(tokenized) => {
+                    return Some(Chunk { records, tokenized, position: self.position });
+                }
+                Err(error) => {
+                    let index = match error {
+                        encoder::Error::LongText { index, .. } if self.keep_partial => Some(index),
+                        _ => None,
+                    };
+                    *outcome = Err(Error::of_texts(error, &records, &self.name));
+                    records.truncate(index?);
+                }
+            }
+        }
     }
 }
 
 /// Reads, embeds and writes all chunks, until another thread sets `stop`.
 ///
-/// Calls `on_chunk(skipped, chunk)` for each chunk, except one that cannot be embedded. `skipped`
-/// are the invalid records that were skipped. `chunk` is a pair of the number of records read so
-/// far and the truncated texts of the chunk, or `None` if the chunk cannot be read or tokenized.
+/// Calls `on_part(skipped, chunk)` for each part of the input, except one that cannot be embedded.
+/// `skipped` are the invalid records that were skipped. `chunk` is `None` if the chunk cannot be
+/// read or tokenized.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
 /// - [`Error::Encoder`] if a chunk cannot be tokenized or embedded, or if `stop` is set
-/// - those of [`PartialOutput::push`] and [`PartialOutput::save`]
+/// - those of `write`
 ///
-/// The vectors of the chunks before the error are saved.
-pub(crate) fn embed_chunks(
-    reader: Reader,
-    output: PartialOutput,
-    embedder: &Embedder,
+/// The chunks before the error are written.
+pub(crate) fn embed_chunks<E: Embed, X: From<Error> + Send>(
+    reader: Reader<E>,
     stop: &AtomicBool,
-    mut on_chunk: impl FnMut(&[InvalidRecord], Option<(u64, &[Truncated])>),
-) -> Result<PartialOutput> {
-    let (send, chunks) = sync_channel(1);
+    mut write: impl FnMut(Chunk, Vec<E::Row>) -> Result<(), X> + Send,
+    mut on_part: impl FnMut(&[InvalidRecord], Option<&Chunk>),
+) -> Result<(), X> {
+    let embedder = reader.embedder.clone();
+    let (send, parts) = sync_channel(1);
     // Not a scoped thread: the scope would join it, but after an error the reader may still be
     // waiting for input.
-    let reader = thread::spawn(move || reader.send_chunks(&send));
-    let (result, mut output) = thread::scope(|scope| {
-        let (send, vectors) = sync_channel(1);
-        let writer = scope.spawn(move || write_chunks(output, &vectors));
+    let reader = thread::spawn(move || reader.send_parts(&send));
+    thread::scope(|scope| {
+        let (send, embedded) = sync_channel(1);
+        let writer = scope.spawn(move || {
+            embedded.iter().try_for_each(|(chunk, rows): (Chunk, Vec<E::Row>)| write(chunk, rows))
+        });
         let mut embed = || -> Result<()> {
-            for (skipped, chunk) in &chunks {
-                let chunk: Chunk = chunk.inspect_err(|_| on_chunk(&skipped, None))?;
-                let vectors = embedder.embed_tokenized(&chunk.tokenized, unless_stopped(stop))?;
-                on_chunk(&skipped, Some((chunk.position.read, chunk.tokenized.truncated())));
-                let vectors = to_vec(&vectors)?;
-                if send.send((chunk, vectors)).is_err() {
+            for Part { skipped, chunk, outcome } in &parts {
+                let Some(chunk) = chunk else {
+                    on_part(&skipped, None);
+                    return outcome;
+                };
+                let rows = embedder.embed_rows(&chunk.tokenized, unless_stopped(stop))?;
+                on_part(&skipped, Some(&chunk));
+                if send.send((chunk, rows)).is_err() {
                     break; // the writer has failed and returns its error
                 }
+                outcome?;
             }
             Ok(())
         };
-        let embedded = embed();
+        let outcome = embed();
         drop(send);
-        let (written, output) = writer.join().unwrap_or_else(|panic| resume_unwind(panic));
-        (written.and(embedded), output)
-    });
-    if let Err(error) = result {
-        let _ = output.save(); // the first error matters more; an earlier state is still valid
-        return Err(error);
-    }
+        let written = writer.join().unwrap_or_else(|panic| resume_unwind(panic));
+        written.and(outcome.map_err(X::from))
+    })?;
     reader.join().unwrap_or_else(|panic| resume_unwind(panic));
-    Ok(output)
-}
-
-/// Writes chunks until the sender is dropped or an error occurs.
-fn write_chunks(
-    mut output: PartialOutput,
-    chunks: &Receiver<(Chunk, Vec<f32>)>,
-) -> (Result<()>, PartialOutput) {
-    let written = chunks.iter().try_for_each(|(chunk, vectors)| {
-        output.push(&chunk.records, &vectors, chunk.position)?;
-        output.save_periodically()
-    });
-    (written, output)
-}
-
-/// The values of a tensor in row-major order.
-///
-/// # Errors
-/// [`Error::Encoder`] if the values cannot be copied from the device.
-pub(crate) fn to_vec(tensor: &candle_core::Tensor) -> Result<Vec<f32>> {
-    let values = tensor.flatten_all().and_then(|values| values.to_vec1());
-    Ok(values.map_err(encoder::Error::from)?)
+    Ok(())
 }

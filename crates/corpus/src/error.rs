@@ -515,6 +515,13 @@ pub enum Error {
     #[error(transparent)]
     Encoder(#[from] encoder::Error),
 
+    /// A `.npy` file was requested for rows that differ in length.
+    #[error(
+        "a .npy file contains vectors of one length, and the rows of this model differ in length: \
+         expected a .jsonl, .ndjson, .parquet or .arrow file"
+    )]
+    RowsWithoutArray,
+
     /// Records cannot be converted to or from Arrow arrays.
     #[error(transparent)]
     Conversion(#[from] ArrowError),

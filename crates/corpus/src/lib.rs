@@ -49,6 +49,7 @@ mod output_path;
 mod partial;
 mod records;
 mod resume;
+mod rows;
 mod run;
 mod vectors;
 pub mod warnings;
@@ -58,7 +59,8 @@ pub use error::{Error, Result};
 pub use format::{RecordFormat, VectorFormat};
 pub use output_path::output_path;
 pub use records::{InvalidRecord, InvalidRecordKind, Record, RecordSource, Records, Unit};
-pub use run::{EmbedRun, Event, OnInvalid, Summary};
+pub use rows::StoredRow;
+pub use run::{EmbedRun, Event, OnInvalid, Summary, embed_records};
 pub use vectors::{RowRecords, VectorDtype, VectorFile};
 
 /// The name of the field or column of vectors.

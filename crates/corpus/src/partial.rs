@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    Error, Result,
+    Error, Result, StoredRow,
     columns::NonFinite,
     records::{InputPosition, Record},
     resume::{RunState, with_suffix},
@@ -36,7 +36,6 @@ pub(crate) struct PartialOutput {
     layout: Layout,
     /// The input's name, for errors.
     input: String,
-    dimension: usize,
     file: BufWriter<File>,
     state: RunState,
     /// The time of the last write of the state.
@@ -54,7 +53,6 @@ impl PartialOutput {
         path: &Path,
         layout: Layout,
         input: String,
-        dimension: usize,
         settings: String,
         resume: bool,
     ) -> Result<Self> {
@@ -88,8 +86,7 @@ impl PartialOutput {
         let file = BufWriter::with_capacity(1 << 20, file);
         let path = path.to_path_buf();
         let (saved, non_finite) = (None, NonFinite::new());
-        let mut output =
-            Self { path, partial, layout, input, dimension, file, state, saved, non_finite };
+        let mut output = Self { path, partial, layout, input, file, state, saved, non_finite };
         if output.state.bytes == 0 && matches!(output.layout, Layout::Npy { .. }) {
             output.append(&[0; HEADER_LENGTH])?; // `finish` writes the header, with the number of rows
         }
@@ -111,11 +108,9 @@ impl PartialOutput {
         &self.non_finite
     }
 
-    /// Appends records and their vectors. `position` is the position in the input after the
-    /// records. After an error, the run state does not count these records.
+    /// Appends records and their rows. `position` is the position in the input after the records.
+    /// After an error, the run state does not count these records.
     ///
-    /// # Shapes
-    /// - `vectors`: `(N, E)`, one row per record
     /// # Errors
     /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::EmbeddingField`], [`Error::RowAsJson`], [`Error::StreamColumn`],
@@ -124,23 +119,20 @@ impl PartialOutput {
     pub(crate) fn push(
         &mut self,
         records: &[Record],
-        vectors: &[f32],
+        rows: &[impl StoredRow],
         position: InputPosition,
     ) -> Result<()> {
         let dtype = self.layout.dtype();
-        for (record, vector) in records.iter().zip(vectors.chunks(self.dimension)) {
-            if !vector.iter().all(|&value| dtype.is_finite(value)) {
+        for (record, row) in records.iter().zip(rows) {
+            if !row.values().iter().all(|&value| dtype.is_finite(value)) {
                 let (name, unit) = (self.input.clone(), record.unit());
                 return Err(Error::VectorOverflow { name, unit, number: record.number, dtype });
             }
         }
         let bytes = match &self.layout {
-            Layout::Jsonl => {
-                let non_finite = &mut self.non_finite;
-                json_lines(&self.input, records, vectors, self.dimension, non_finite)?
-            }
-            Layout::Npy { dtype } => dtype.to_bytes(vectors),
-            Layout::Table { schema, .. } => encode_batches(schema, &self.input, records, vectors)?,
+            Layout::Jsonl => json_lines(&self.input, records, rows, &mut self.non_finite)?,
+            Layout::Npy { dtype, .. } => dtype.to_bytes(rows.iter().flat_map(|row| row.values())),
+            Layout::Table { schema, .. } => encode_batches(schema, &self.input, records, rows)?,
         };
         self.append(&bytes)?;
         self.state.written += records.len() as u64;
@@ -184,8 +176,8 @@ impl PartialOutput {
         if let Layout::Table { .. } = self.layout {
             return self.finish_table();
         }
-        if let Layout::Npy { dtype } = self.layout {
-            let header = header(dtype, self.state.written, self.dimension);
+        if let Layout::Npy { dtype, dimension } = self.layout {
+            let header = header(dtype, self.state.written, dimension);
             let start = self.file.seek(io::SeekFrom::Start(0));
             let written = start.and_then(|_| self.file.write_all(&header));
             written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;

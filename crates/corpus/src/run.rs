@@ -9,12 +9,13 @@ use std::{
     },
 };
 
-use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TEXTS_PER_CHUNK};
+use encoder::{Embed, EmbedOptions, LongTexts, Prompt, Row, TEXTS_PER_CHUNK};
 use twox_hash::XxHash64;
 
 use crate::{
-    Error, InvalidRecord, RecordSource, Records, Result, VectorDtype, VectorFormat,
-    chunks::{Reader, embed_chunks, to_vec},
+    Error, InvalidRecord, Record, RecordSource, Records, Result, StoredRow, VectorDtype,
+    VectorFormat,
+    chunks::{Chunk, OwnedOptions, Reader, embed_chunks},
     columns::{AsText, NonFinite},
     output_path::output_path,
     partial::{PartialOutput, temporary_files},
@@ -230,51 +231,49 @@ impl EmbedRun {
     /// - [`Error::Encoder`] if embedding fails
     /// - [`Error::Locked`], [`Error::Write`], [`Error::WriteTable`], [`Error::Remove`] if the
     ///   output cannot be written
-    pub fn run(
+    pub fn run<E: Embed<Row: StoredRow>>(
         &self,
-        embedder: &Embedder,
+        embedder: &E,
         options: EmbedOptions,
         mut on_event: impl FnMut(Event),
     ) -> Result<Summary> {
         let mut records = self.source.open()?;
-        let (total, blank_lines) = (records.total(), records.blank_line_counter());
         let layout = self.layout(embedder, &mut records, &mut on_event)?;
         let settings = self.settings(embedder, options, &layout)?;
-        let dimension = embedder.dimension();
-        let input = self.source.name();
-        let output = PartialOutput::open(
-            &self.output,
-            layout,
-            input.clone(),
-            dimension,
-            settings,
-            self.resume,
-        )?;
-        skip_to(&mut records, output.position())?;
-        on_event(Event::Started { read: output.position().read, total });
-        let mut summary = Summary::default();
-        let skip = self.on_invalid == OnInvalid::Skip;
-        let reader =
-            Reader::new(input, records, output.position(), skip, embedder.clone(), options);
-        let output = embed_chunks(reader, output, embedder, &self.stop, |skipped, chunk| {
-            skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
-            if let Some((read, truncated)) = chunk {
-                summary.truncated_texts += truncated.len() as u64;
-                let tokens = truncated.iter().map(|text| (text.tokens - text.kept) as u64);
-                summary.truncated_tokens += tokens.sum::<u64>();
-                on_event(Event::Progress { read });
+        let name = self.source.name();
+        let mut output =
+            PartialOutput::open(&self.output, layout, name.clone(), settings, self.resume)?;
+        let position = output.position();
+        skip_to(&mut records, position)?;
+        let reader = Reader {
+            name,
+            records,
+            position,
+            skip: self.on_invalid == OnInvalid::Skip,
+            keep_partial: false,
+            embedder: embedder.clone(),
+            options: OwnedOptions::new(options),
+        };
+        let write = |chunk: Chunk, rows: Vec<E::Row>| {
+            output.push(&chunk.records, &rows, chunk.position)?;
+            output.save_periodically()
+        };
+        let mut summary = match embed_all(reader, &self.stop, write, on_event) {
+            Ok(summary) => summary,
+            Err(error) => {
+                let _ = output.save(); // `error` matters more; an earlier state is still valid
+                return Err(error);
             }
-        })?;
-        (summary.read, summary.written) = (output.position().read, output.written());
+        };
+        summary.written = output.written();
         summary.non_finite = output.non_finite().clone();
-        summary.blank_lines = blank_lines.load(Ordering::Relaxed);
         output.finish()?;
         Ok(summary)
     }
 
-    fn layout(
+    fn layout<E: Embed<Row: StoredRow>>(
         &self,
-        embedder: &Embedder,
+        embedder: &E,
         records: &mut Records,
         on_event: &mut impl FnMut(Event),
     ) -> Result<Layout> {
@@ -287,7 +286,7 @@ impl EmbedRun {
             chunk_size: TEXTS_PER_CHUNK,
             skip_invalid: self.on_invalid == OnInvalid::Skip,
         };
-        let (layout, as_text) = Layout::new(&spec, &self.source, records)?;
+        let (layout, as_text) = Layout::new::<E::Row>(&spec, &self.source, records)?;
         for (field, reason) in as_text {
             on_event(Event::WrittenAsText { field: &field, reason });
         }
@@ -298,16 +297,18 @@ impl EmbedRun {
     /// invalid ones.
     fn settings(
         &self,
-        embedder: &Embedder,
+        embedder: &impl Embed,
         options: EmbedOptions,
         layout: &Layout,
     ) -> Result<String> {
-        // The vector of a fixed text changes with the weights, the pooling and the precision.
+        // The row of a fixed text changes with the weights, the pooling and the precision.
         let mut test_options = options;
         test_options.long_texts = LongTexts::Truncate;
-        let test_vector = embedder.embed_with(&["A man is eating food."], test_options)?.vectors;
+        let test_text = embedder.tokenize(&["A man is eating food."], test_options)?;
+        let test_rows = embedder.embed_rows(&test_text, |batch| batch())?;
         let mut hasher = XxHash64::default();
-        to_vec(&test_vector)?.iter().for_each(|value| hasher.write(&value.to_le_bytes()));
+        let values = test_rows.iter().flat_map(|row| row.values());
+        values.for_each(|value| hasher.write(&value.to_le_bytes()));
         Ok(format!(
             "input {}; model {}; weights, pooling and precision with the test hash {:016x}; {}; long texts \
              {}; at most {} tokens; {} values of {}; output {}",
@@ -322,6 +323,83 @@ impl EmbedRun {
             layout.settings()
         ))
     }
+}
+
+/// Embeds all records of a source, and passes them with their rows to `write`, one chunk after
+/// another. `write` runs on a thread of its own; `on_event` is called on the calling thread.
+///
+/// If a record is invalid or a long text is refused, the records before it are written first.
+///
+/// # Errors
+/// - those of [`RecordSource::open`] and `write`
+/// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
+/// - [`Error::Encoder`] if embedding fails
+///
+/// # Examples
+/// ```
+/// use candle_core::Device;
+/// use corpus::{OnInvalid, Record, RecordSource, embed_records};
+/// use encoder::{EmbedOptions, Embedder, Precision};
+///
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+/// let model = "weights/all-MiniLM-L6-v2";
+/// let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+/// let source = RecordSource::texts(["It snows.".to_string(), "A man eats.".to_string()]);
+/// let (stop, options) = (OnInvalid::Stop, EmbedOptions::default());
+/// let mut lengths = vec![];
+/// let write = |records: Vec<Record>, rows: Vec<Vec<f32>>| {
+///     lengths.extend(records.iter().zip(rows).map(|(record, row)| (record.number(), row.len())));
+///     Ok::<(), corpus::Error>(())
+/// };
+/// let summary = embed_records(&source, stop, &embedder, options, write, |_event| {})?;
+/// assert_eq!((summary.written, lengths), (2, vec![(1, 384), (2, 384)]));
+/// # Ok::<(), corpus::Error>(())
+/// ```
+pub fn embed_records<E: Embed, X: From<Error> + Send>(
+    source: &RecordSource,
+    on_invalid: OnInvalid,
+    embedder: &E,
+    options: EmbedOptions,
+    mut write: impl FnMut(Vec<Record>, Vec<E::Row>) -> Result<(), X> + Send,
+    on_event: impl FnMut(Event),
+) -> Result<Summary, X> {
+    let reader = Reader {
+        name: source.name(),
+        records: source.open()?,
+        position: InputPosition::default(),
+        skip: on_invalid == OnInvalid::Skip,
+        keep_partial: true,
+        embedder: embedder.clone(),
+        options: OwnedOptions::new(options),
+    };
+    let never = AtomicBool::new(false);
+    embed_all(reader, &never, |chunk, rows| write(chunk.records, rows), on_event)
+}
+
+/// Reads, embeds and writes all chunks, with events and a summary.
+fn embed_all<E: Embed, X: From<Error> + Send>(
+    reader: Reader<E>,
+    stop: &AtomicBool,
+    write: impl FnMut(Chunk, Vec<E::Row>) -> Result<(), X> + Send,
+    mut on_event: impl FnMut(Event),
+) -> Result<Summary, X> {
+    let mut summary = Summary { read: reader.position.read, ..Summary::default() };
+    let blank_lines = reader.records.blank_line_counter();
+    on_event(Event::Started { read: summary.read, total: reader.records.total() });
+    embed_chunks(reader, stop, write, |skipped, chunk| {
+        skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
+        if let Some(chunk) = chunk {
+            let (read, truncated) = (chunk.position.read, chunk.tokenized.truncated());
+            summary.truncated_texts += truncated.len() as u64;
+            let tokens = truncated.iter().map(|text| (text.tokens - text.kept) as u64);
+            summary.truncated_tokens += tokens.sum::<u64>();
+            summary.read = read;
+            summary.written += chunk.records.len() as u64;
+            on_event(Event::Progress { read });
+        }
+    })?;
+    summary.blank_lines = blank_lines.load(Ordering::Relaxed);
+    Ok(summary)
 }
 
 /// The prompt as the run state stores it.

@@ -22,10 +22,10 @@ impl VectorDtype {
     }
 
     /// The values in this dtype, little-endian.
-    pub(crate) fn to_bytes(self, values: &[f32]) -> Vec<u8> {
+    pub(crate) fn to_bytes<'a>(self, values: impl Iterator<Item = &'a f32>) -> Vec<u8> {
         match self {
-            Self::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Self::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            Self::F32 => values.flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F16 => values.flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, io::Write, sync::Arc};
 
 use arrow_array::RecordBatch;
+use serde::Serialize;
 
 use crate::{
     EMBEDDING, Error, Result,
@@ -10,22 +11,19 @@ use crate::{
     records::{Fields, Record, text_object, write_text_object},
 };
 
-/// One JSON object per record of the input `name`, with the field `embedding` at its end.
+/// One JSON object per record of the input `name`, with its row in the field `embedding` at its end.
 ///
-/// # Shapes
-/// - `vectors`: `(N, dimension)`, one row per record
 /// # Errors
 /// [`Error::EmbeddingField`] if a record already has a field `embedding`; [`Error::RowAsJson`] if a
 /// row of a table cannot be written as JSON.
 pub(crate) fn json_lines(
     name: &str,
     records: &[Record],
-    vectors: &[f32],
-    dimension: usize,
+    rows: &[impl Serialize],
     non_finite: &mut NonFinite,
 ) -> Result<Vec<u8>> {
     let mut lines = vec![];
-    let mut write = |record: &Record, object: Option<Cow<str>>, vector: &[f32]| {
+    let mut write = |(record, row): (&Record, _), object: Option<Cow<str>>| {
         if let Fields::Json { has_embedding: true, .. } = record.fields {
             return Err(Error::EmbeddingField { name: name.to_string(), number: record.number });
         }
@@ -34,18 +32,16 @@ pub(crate) fn json_lines(
             None => write_text_object(&mut lines, &record.text).map_err(serde_json::Error::io)?,
         }
         write!(lines, ",\"{EMBEDDING}\":").map_err(serde_json::Error::io)?;
-        serde_json::to_writer(&mut lines, vector)?;
+        serde_json::to_writer(&mut lines, row)?;
         lines.extend(b"}\n");
         Ok(())
     };
-    let vectors = vectors.chunks(dimension);
+    let mut pairs = records.iter().zip(rows);
     if records.iter().all(|record| matches!(record.fields, Fields::Text)) {
-        records.iter().zip(vectors).try_for_each(|(record, vector)| write(record, None, vector))?;
+        pairs.try_for_each(|pair| write(pair, None))?;
     } else {
         let objects = open_objects(name, records, non_finite)?;
-        for ((record, object), vector) in records.iter().zip(objects).zip(vectors) {
-            write(record, Some(object), vector)?;
-        }
+        pairs.zip(objects).try_for_each(|(pair, object)| write(pair, Some(object)))?;
     }
     Ok(lines)
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use arrow_schema::{Schema, SchemaRef};
 
 use crate::{
-    EMBEDDING, Error, RecordSource, Records, Result, VectorFormat,
+    EMBEDDING, Error, RecordSource, Records, Result, StoredRow, VectorFormat,
     columns::{AsText, JsonSchema, parquet_schema},
     records::Record,
     vectors::{
         dtype::VectorDtype,
-        table::{TableFormat, check_columns, schema_with_vectors, to_json},
+        table::{TableFormat, check_columns, schema_with_rows, to_json},
     },
 };
 
@@ -20,7 +20,7 @@ pub(crate) enum Layout {
     /// One JSON object per record, with its vector.
     Jsonl,
     /// An array `(N, E)`.
-    Npy { dtype: VectorDtype },
+    Npy { dtype: VectorDtype, dimension: usize },
     /// A table of the records and their vectors, with the columns of `schema`.
     ///
     /// Until the run is complete, a temporary file holds Arrow IPC streams, at least one per chunk
@@ -43,24 +43,28 @@ pub(crate) struct LayoutSpec<'a> {
 }
 
 impl Layout {
-    /// The layout for the records of a source, and the fields with values that are written as text
+    /// The layout for the records of a source with rows of the type `R`, and the fields with values that are written as text
     /// although they are not strings.
     ///
     /// # Errors
-    /// - [`Error::JsonlDtype`] for JSONL in f16
+    /// - [`Error::JsonlDtype`] for JSONL in f16; [`Error::RowsWithoutArray`] for `.npy`, if the rows
+    ///   differ in length
     /// - [`Error::EmbeddingColumn`] if the input has a column `embedding`
     /// - [`Error::InvalidRecord`] for an invalid record of a file of JSON objects, if the run stops
     ///   at invalid records
     /// - [`Error::ColumnConflict`] if the fields of JSON objects do not fit into columns
     /// - [`Error::UnwritableColumn`] for columns that the format does not support
-    pub(crate) fn new(
+    pub(crate) fn new<R: StoredRow>(
         spec: &LayoutSpec,
         source: &RecordSource,
         records: &mut Records,
     ) -> Result<(Self, Vec<(String, AsText)>)> {
-        let dtype = spec.dtype;
+        let LayoutSpec { dtype, dimension, .. } = *spec;
         let format = match spec.format {
-            VectorFormat::Npy => return Ok((Self::Npy { dtype }, vec![])),
+            VectorFormat::Npy if R::HAS_FIXED_LENGTH => {
+                return Ok((Self::Npy { dtype, dimension }, vec![]));
+            }
+            VectorFormat::Npy => return Err(Error::RowsWithoutArray),
             VectorFormat::Jsonl if dtype != VectorDtype::F32 => {
                 return Err(Error::JsonlDtype { got: dtype });
             }
@@ -79,7 +83,7 @@ impl Layout {
             TableFormat::Parquet => parquet_schema(&fields),
             TableFormat::Arrow => fields.as_ref().clone(),
         };
-        let schema = schema_with_vectors(&fields, spec.dimension, dtype, spec.model);
+        let schema = schema_with_rows(&fields, R::data_type(dimension, dtype), spec.model);
         check_columns(format, &schema)?;
         Ok((Self::Table { format, schema: Arc::new(schema), dtype }, as_text))
     }
@@ -87,7 +91,7 @@ impl Layout {
     pub(crate) fn dtype(&self) -> VectorDtype {
         match self {
             Self::Jsonl => VectorDtype::F32,
-            Self::Npy { dtype } | Self::Table { dtype, .. } => *dtype,
+            Self::Npy { dtype, .. } | Self::Table { dtype, .. } => *dtype,
         }
     }
 

@@ -7,32 +7,27 @@ use std::{
     sync::Arc,
 };
 
-use arrow_array::{
-    ArrayRef, FixedSizeListArray, Float16Array, Float32Array, RecordBatch, StringArray,
-    new_null_array,
-};
+use arrow_array::{ArrayRef, RecordBatch, StringArray, new_null_array};
 use arrow_ipc::{
     reader::StreamReader,
     writer::{FileWriter, StreamWriter},
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::interleave::interleave_record_batch;
-use half::f16;
 use parquet::{
-    arrow::ArrowWriter,
+    arrow::{ArrowSchemaConverter, ArrowWriter},
     basic::Compression,
     file::{
         metadata::KeyValue,
         properties::{EnabledStatistics, WriterProperties},
     },
-    schema::types::ColumnPath,
 };
 
 use crate::{
-    EMBEDDING, Error, Result,
+    EMBEDDING, Error, Result, StoredRow,
     columns::{self, Json, children, convert},
     records::{Fields, Record, text_object_size},
-    vectors::{dtype::VectorDtype, jsonl::open_objects},
+    vectors::jsonl::open_objects,
 };
 
 /// The maximum number of rows of a Parquet row group.
@@ -55,28 +50,17 @@ pub(crate) enum TableFormat {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The schema of records with their vectors. The metadata of the input is copied, without its
-/// description of a model. `model`, the description of the model that computed the vectors, is
-/// added if it is given.
-pub(crate) fn schema_with_vectors(
-    fields: &Schema,
-    dimension: usize,
-    dtype: VectorDtype,
-    model: Option<&str>,
-) -> Schema {
-    let element = match dtype {
-        VectorDtype::F32 => DataType::Float32,
-        VectorDtype::F16 => DataType::Float16,
-    };
-    let element = Arc::new(Field::new("element", element, false));
-    let vectors = DataType::FixedSizeList(element, dimension as i32);
+/// The schema of records with their rows, which have the type `rows`. The metadata of the input is
+/// copied, without its description of a model. `model`, the description of the model that computed
+/// the rows, is added if it is given.
+pub(crate) fn schema_with_rows(fields: &Schema, rows: DataType, model: Option<&str>) -> Schema {
     let mut metadata = fields.metadata().clone();
     metadata.retain(|key, _| !FOREIGN_SCHEMAS.contains(&key.as_str()) && key != MODEL_KEY);
     if let Some(model) = model {
         metadata.insert(MODEL_KEY.to_string(), model.to_string());
     }
     let mut fields = fields.fields().to_vec();
-    fields.push(Arc::new(Field::new(EMBEDDING, vectors, false)));
+    fields.push(Arc::new(Field::new(EMBEDDING, rows, false)));
     Schema::new_with_metadata(fields, metadata)
 }
 
@@ -126,24 +110,20 @@ fn has(data_type: &DataType, condition: fn(&DataType) -> bool) -> bool {
 /// fit into 31 bits.
 const BATCH_BYTES: usize = 1 << 30;
 
-/// The records and their vectors as concatenated Arrow IPC streams of one batch each.
+/// The records and their rows as concatenated Arrow IPC streams of one batch each.
 ///
-/// # Shapes
-/// - `vectors`: `(N, E)`, one row per record
 /// # Errors
 /// The errors of [`encode_batch`].
 pub(crate) fn encode_batches(
     schema: &SchemaRef,
     input: &str,
     records: &[Record],
-    vectors: &[f32],
+    rows: &[impl StoredRow],
 ) -> Result<Vec<u8>> {
-    let dimension = vectors.len().checked_div(records.len()).unwrap_or(0);
     let (mut streams, mut start) = (vec![], 0);
     for count in batch_sizes(records.iter().map(size), BATCH_BYTES) {
         let range = start..start + count;
-        let vectors = &vectors[range.start * dimension..range.end * dimension];
-        let stream = encode_batch(schema, input, &records[range], vectors)?;
+        let stream = encode_batch(schema, input, &records[range.clone()], &rows[range])?;
         match streams.is_empty() {
             true => streams = stream, // without a copy
             false => streams.extend(stream),
@@ -178,20 +158,18 @@ fn batch_sizes(sizes: impl Iterator<Item = usize>, max: usize) -> Vec<usize> {
     batches
 }
 
-/// The records and their vectors as an Arrow IPC stream of one batch.
+/// The records and their rows as an Arrow IPC stream of one batch.
 ///
-/// # Shapes
-/// - `vectors`: `(N, E)`, one row per record
 /// # Errors
 /// [`Error::StreamColumn`] or [`Error::InexactConversion`] for a value that does not fit into its
 /// column.
-fn encode_batch(
+fn encode_batch<R: StoredRow>(
     schema: &SchemaRef,
     input: &str,
     records: &[Record],
-    vectors: &[f32],
+    rows: &[R],
 ) -> Result<Vec<u8>> {
-    let (embedding, fields) = schema.fields().split_last().expect("the column of vectors");
+    let (embedding, fields) = schema.fields().split_last().expect("the column of rows");
     let fields = Arc::new(Schema::new(fields.to_vec()));
     let columns = field_columns(&fields, input, records)?.into_iter().zip(fields.fields());
     let columns = columns.map(|(column, field)| {
@@ -201,17 +179,7 @@ fn encode_batch(
         })
     });
     let mut columns = columns.collect::<Result<Vec<_>>>()?;
-    let DataType::FixedSizeList(element, dimension) = embedding.data_type() else {
-        unreachable!("`schema_with_vectors` appends a column of fixed-size lists");
-    };
-    let values: ArrayRef = match element.data_type() {
-        DataType::Float16 => {
-            Arc::new(Float16Array::from_iter_values(vectors.iter().map(|&x| f16::from_f32(x))))
-        }
-        _ => Arc::new(Float32Array::from(vectors.to_vec())),
-    };
-    let vectors = FixedSizeListArray::try_new(element.clone(), *dimension, values, None)?;
-    columns.push(Arc::new(vectors));
+    columns.push(R::column(rows, embedding.data_type())?);
     let mut writer = StreamWriter::try_new(vec![], schema)?;
     writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
     Ok(writer.into_inner()?)
@@ -296,7 +264,7 @@ fn write_batches(
             writer.into_inner()?.flush()?;
         }
         TableFormat::Parquet => {
-            let properties = Some(parquet_properties(schema));
+            let properties = Some(parquet_properties(schema)?);
             let mut writer = ArrowWriter::try_new(out, schema.clone(), properties)?;
             for batch in batches.flatten() {
                 writer.write(&batch)?;
@@ -307,18 +275,22 @@ fn write_batches(
     Ok(())
 }
 
-fn parquet_properties(schema: &Schema) -> WriterProperties {
-    let vectors = ColumnPath::new([EMBEDDING, "list", "element"].map(String::from).to_vec());
-    WriterProperties::builder()
+fn parquet_properties(schema: &Schema) -> Result<WriterProperties, BoxError> {
+    let mut properties = WriterProperties::builder()
         .set_max_row_group_row_count(Some(ROW_GROUP))
         .set_compression(Compression::SNAPPY)
-        // The bits of vectors are almost random, so compression does not shorten them. The minimum
-        // and maximum of the values are of no use.
-        .set_column_compression(vectors.clone(), Compression::UNCOMPRESSED)
-        .set_column_dictionary_enabled(vectors.clone(), false)
-        .set_column_statistics_enabled(vectors, EnabledStatistics::None)
-        .set_key_value_metadata(Some(key_values(schema)))
-        .build()
+        .set_key_value_metadata(Some(key_values(schema)));
+    // The bits of rows are almost random, so compression does not shorten them. The minimum and
+    // maximum of the values are of no use.
+    let columns = ArrowSchemaConverter::new().convert(schema)?;
+    let paths = columns.columns().iter().map(|column| column.path());
+    for path in paths.filter(|path| path.parts()[0] == EMBEDDING) {
+        properties = properties
+            .set_column_compression(path.clone(), Compression::UNCOMPRESSED)
+            .set_column_dictionary_enabled(path.clone(), false)
+            .set_column_statistics_enabled(path.clone(), EnabledStatistics::None);
+    }
+    Ok(properties.build())
 }
 
 /// The schema's metadata, for Parquet readers that do not read the Arrow schema.
