@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::Result;
 use arrow_array::{
-    ArrayRef, BooleanArray, Date32Array, DictionaryArray, Int32Array, Int64Array, ListArray,
-    RecordBatch, StringArray,
+    ArrayRef, BooleanArray, Date32Array, DictionaryArray, Float32Array, Int32Array, Int64Array,
+    ListArray, RecordBatch, StringArray,
     cast::AsArray,
     types::{Float16Type, Float32Type, Int32Type},
 };
@@ -21,9 +21,14 @@ use arrow_ipc::{
     reader::FileReader,
     writer::{FileWriter, StreamWriter},
 };
-use arrow_schema::Schema;
+use arrow_schema::{ArrowError, DataType, Schema};
 use arrow_select::concat::concat_batches;
+use corpus::{EmbedRun, RecordSource, StoredRow, VectorDtype};
+use encoder::{
+    Batch, Embed, EmbedOptions, Embedder, LoadOptions, Row, TextTokenizer, TokenizedTexts,
+};
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
+use serde::Serialize;
 
 use crate::{
     cli::{ENVIRONMENT, encodle, stderr, stdout},
@@ -218,6 +223,89 @@ fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
     let table = ["--input", "@in.txt", "--output", "@out.npy", "--format", "table"];
     let line = corpora.usage_error(&table);
     assert!(line.starts_with("encodle: --format table cannot be written to a file"), "{line}");
+    Ok(())
+}
+
+/// The number of tokens of a text.
+#[derive(Serialize)]
+#[serde(transparent)]
+struct TokenCount([f32; 1]);
+
+impl Row for TokenCount {
+    fn values(&self) -> &[f32] {
+        &self.0
+    }
+}
+
+impl StoredRow for TokenCount {
+    const HAS_FIXED_LENGTH: bool = false;
+
+    fn data_type(_dimension: usize, _dtype: VectorDtype) -> DataType {
+        DataType::Float32
+    }
+
+    fn column(rows: &[Self], _data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+        Ok(Arc::new(Float32Array::from_iter_values(rows.iter().map(|row| row.0[0]))))
+    }
+}
+
+#[derive(Clone)]
+struct TokenCounter(Embedder);
+
+impl Embed for TokenCounter {
+    type Row = TokenCount;
+
+    fn tokenizer(&self) -> &TextTokenizer {
+        self.0.tokenizer()
+    }
+
+    fn dimension(&self) -> usize {
+        1
+    }
+
+    fn tokenize<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> encoder::Result<TokenizedTexts> {
+        self.0.tokenize(texts, options)
+    }
+
+    fn embed_rows(
+        &self,
+        texts: &TokenizedTexts,
+        mut run: impl FnMut(&mut Batch) -> encoder::Result<()>,
+    ) -> encoder::Result<Vec<TokenCount>> {
+        let mut rows = vec![];
+        run(&mut || {
+            let counts = texts.sequences().map(|(tokens, _)| tokens.input_ids.len());
+            rows.extend(counts.map(|count| TokenCount([count as f32])));
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+}
+
+/// Models whose rows are not vectors need an implementation of two traits.
+#[test]
+fn rows_of_any_kind_are_written() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let embedder = Embedder::from_dir(corpora.model.path(), &LoadOptions::default())?;
+    let counter = TokenCounter(embedder);
+    let source = RecordSource::texts(["a cab".to_string(), "a bad cab".to_string()]);
+    let run = |name: &str| -> Result<_, corpus::Error> {
+        let run = EmbedRun::new(source.clone(), corpora.path(name))?;
+        run.run(&counter, EmbedOptions::default(), |_event| {})
+    };
+    assert_eq!(run("out.jsonl")?.written, 2);
+    assert_eq!(
+        fs::read_to_string(corpora.path("out.jsonl"))?,
+        "{\"text\":\"a cab\",\"embedding\":[6.0]}\n{\"text\":\"a bad cab\",\"embedding\":[9.0]}\n"
+    );
+    run("out.parquet")?;
+    let table = corpora.table("out.parquet")?;
+    assert_eq!(table.column(1).as_primitive::<Float32Type>().values(), &[6., 9.]);
+    assert!(matches!(run("out.npy"), Err(corpus::Error::RowsWithoutArray)));
     Ok(())
 }
 

@@ -54,8 +54,8 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// read and embedded at a time.
     ///
     /// # Errors
-    /// Those of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator returns the error instead
-    /// of the chunk's rows, and ends.
+    /// Those of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator returns
+    /// the error instead of the chunk's rows, and ends.
     /// # Examples
     /// ```
     /// use encoder::{Embed, EmbedOptions, Embedder, LoadOptions};

@@ -415,8 +415,6 @@ impl Embedder {
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
     /// assert_eq!(tokenized.tokens(), 5); // [CLS] i love ai [SEP]
-    /// let vectors = embedder.embed_tokenized(&tokenized, |batch| batch())?;
-    /// assert_eq!(vectors.dims(), [1, 384]);
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn tokenize<S: AsRef<str>>(
@@ -516,14 +514,13 @@ impl Embedder {
         run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Tensor> {
         let windows = &texts.windows;
-        let texts_of_windows = windows.iter().enumerate();
-        let texts_of_windows = texts_of_windows.flat_map(|(i, windows)| vec![i; windows.len()]);
-        let (texts_of_windows, all): (Vec<_>, Vec<_>) =
-            texts_of_windows.zip(texts.sequences()).unzip();
+        let of_text = |(text, windows): (usize, &Vec<Tokens>)| vec![text; windows.len()];
+        let all_texts: Vec<usize> = windows.iter().enumerate().flat_map(of_text).collect();
+        let all: Vec<(&Tokens, usize)> = texts.sequences().collect();
         let mut sums = vec![vec![0.0; self.dimension]; windows.len()];
         let mut weights = vec![0.0; windows.len()];
-        let chunks = texts_of_windows.chunks(TEXTS_PER_CHUNK).zip(all.chunks(TEXTS_PER_CHUNK));
-        for (texts, sequences) in chunks {
+        let chunks = all.chunks(TEXTS_PER_CHUNK);
+        for (texts, sequences) in all_texts.chunks(TEXTS_PER_CHUNK).zip(chunks) {
             let vectors = self.embed_within(sequences, run)?.to_vec2::<f32>()?;
             for ((&text, &(window, prompt)), vector) in texts.iter().zip(sequences).zip(vectors) {
                 let weight = match windows[text].len() {

@@ -17,7 +17,7 @@ use crate::{
 pub const TEXTS_PER_CHUNK: usize = 2048;
 
 /// Tokenized texts, from [`Embedder::tokenize`](crate::Embedder::tokenize).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct TokenizedTexts {
     /// The sequences of each text: one, or several with [`LongTexts::Windows`].
     pub(crate) windows: Vec<Vec<Tokens>>,
@@ -146,18 +146,11 @@ pub type Batch<'a> = dyn FnMut() -> Result<()> + Send + 'a;
 /// The function returns [`Error::Stopped`] if `stop` is set.
 /// # Examples
 /// ```
-/// use std::sync::atomic::AtomicBool;
+/// use encoder::{Error, unless_stopped};
 ///
-/// use encoder::{EmbedOptions, Embedder, Error, LoadOptions, unless_stopped};
-///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
-/// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
-/// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
-/// let stop = AtomicBool::new(true);
-/// let stopped = embedder.embed_tokenized(&tokenized, unless_stopped(&stop));
+/// let stop = true.into();
+/// let stopped = unless_stopped(&stop)(&mut || panic!("the batch is not computed"));
 /// assert!(matches!(stopped, Err(Error::Stopped)));
-/// # Ok::<(), encoder::Error>(())
 /// ```
 pub fn unless_stopped(stop: &AtomicBool) -> impl Fn(&mut Batch) -> Result<()> {
     |batch| if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { batch() }
