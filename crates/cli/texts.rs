@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use anyhow::Result;
 use corpus::{Error, Record, RecordSource};
-use encoder::{EmbedOptions, LongTexts, Prompt};
+use encoder::Prompt;
 
 use crate::messages;
 
@@ -36,11 +36,6 @@ pub fn refused(record: &Record, source: &RecordSource, error: encoder::Error) ->
 pub fn prompt<'a>(name: &'a Option<String>, text: &'a Option<String>) -> Option<Prompt<'a>> {
     let named = name.as_deref().map(Prompt::Named);
     named.or_else(|| text.as_deref().map(Prompt::Text))
-}
-
-/// The options for embedding texts with a prompt.
-pub fn embed_options(prompt: Prompt<'_>, long_texts: LongTexts) -> EmbedOptions<'_> {
-    EmbedOptions::new().with_prompt(prompt).with_long_texts(long_texts)
 }
 
 /// If standard input is a terminal, prints that the command reads texts from standard input.

@@ -19,7 +19,7 @@ const MAX_COSINES: usize = 10;
 pub fn vectors(
     out: &mut impl Write,
     dimension: usize,
-    texts: &[&str],
+    texts: &[impl AsRef<str>],
     vectors: &[Vec<f32>],
 ) -> io::Result<()> {
     let show_cosines = texts.len() <= MAX_COSINES;
@@ -37,7 +37,7 @@ pub fn vectors(
         let values: Vec<String> =
             vector.iter().take(VALUES).map(|&value| in_seven_characters(value)).collect();
         let values = values.join(" ");
-        write!(out, "{number:>5}  {}  {values:FIRST_VALUES$}", fit(text, TEXT))?;
+        write!(out, "{number:>5}  {}  {values:FIRST_VALUES$}", fit(text.as_ref(), TEXT))?;
         for other in vectors.iter().filter(|_| show_cosines) {
             write!(out, "  {:>6.3}", cosine(vector, other))?;
         }

@@ -13,9 +13,9 @@ use clap::{
 };
 use corpus::{
     EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype,
-    VectorFormat, warnings,
+    VectorFormat, embed_records, warnings,
 };
-use encoder::{Choice, EmbedOptions, Embedder, LongTexts, TEXTS_PER_CHUNK};
+use encoder::{Choice, EmbedOptions, Embedder, LongTexts};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -152,7 +152,7 @@ fn format() -> impl TypedValueParser<Value = Format> {
 impl Args {
     fn options(&self) -> EmbedOptions<'_> {
         let prompt = texts::prompt(&self.prompt_name, &self.prompt).unwrap_or_default();
-        texts::embed_options(prompt, self.long_texts)
+        EmbedOptions::new().with_prompt(prompt).with_long_texts(self.long_texts)
     }
 
     fn embedder(&self) -> Result<Embedder> {
@@ -182,6 +182,33 @@ impl Args {
         }
     }
 
+    /// Where to write the vectors.
+    ///
+    /// # Errors
+    /// Those of [`EmbedRun::new`], and for a format that cannot be written there.
+    fn output(&self, source: &RecordSource) -> Result<Output> {
+        let Some(output) = &self.output else {
+            return match self.format {
+                Some(Format::Table) => Ok(Output::Table),
+                None if io::stdout().is_terminal() => Ok(Output::Table),
+                None | Some(Format::File(VectorFormat::Jsonl)) => Ok(Output::Lines),
+                Some(Format::File(format)) => Err(usage_error(format!(
+                    "--format {format} cannot be printed: expected --output FILE"
+                ))),
+            };
+        };
+        let run = EmbedRun::new(source.clone(), output)?;
+        let run = run.with_resume(self.resume).with_dtype(self.output_dtype);
+        let run = run.on_invalid(self.on_error);
+        match self.format {
+            None => Ok(Output::File(run)),
+            Some(Format::File(format)) => Ok(Output::File(run.with_format(format))),
+            Some(Format::Table) => Err(usage_error(
+                "--format table cannot be written to a file: expected jsonl, npy, parquet or arrow",
+            )),
+        }
+    }
+
     fn announce_stdin(&self) {
         if self.texts.is_empty() && self.input.path.is_none() {
             texts::announce_stdin();
@@ -189,30 +216,62 @@ impl Args {
     }
 }
 
-pub fn run(args: Args) -> Result<()> {
-    match &args.output {
-        Some(output) => embed_to_file(&args, output.clone()),
-        None => embed_to_stdout(&args),
-    }
+/// Where the vectors go.
+enum Output {
+    File(EmbedRun),
+    /// JSON lines on standard output.
+    Lines,
+    /// A table on standard output.
+    Table,
 }
 
-fn embed_to_file(args: &Args, output: PathBuf) -> Result<()> {
+pub fn run(args: Args) -> Result<()> {
     let source = args.source();
-    let mut run = EmbedRun::new(source.clone(), output)?.with_resume(args.resume);
-    if let Some(format) = args.format {
-        let Format::File(format) = format else {
-            return Err(usage_error(
-                "--format table cannot be written to a file: expected jsonl, npy, parquet or arrow",
-            ));
-        };
-        run = run.with_format(format);
-    }
-    run = run.with_dtype(args.output_dtype).on_invalid(args.on_error);
+    let output = args.output(&source)?;
     let embedder = args.embedder()?;
-    let run = run.with_model(serde_json::to_string(&args.model.spec())?);
     args.announce_stdin();
-    let progress = Progress::new(source.clone(), args.quiet)?;
-    let summary = run.run(&embedder, args.options(), |event| progress.show(event))?;
+    let options = args.options();
+    let progress = Progress::new(source.clone(), args.quiet || args.output.is_none())?;
+    let mut out = io::BufWriter::new(io::stdout());
+    let summary = match output {
+        Output::File(run) => {
+            let run = run.with_model(serde_json::to_string(&args.model.spec())?);
+            run.run(&embedder, options, |event| progress.show(event))?
+        }
+        Output::Lines => {
+            let write = |records: Vec<Record>, vectors: Vec<Vec<f32>>| {
+                let texts: Vec<&str> = records.iter().map(Record::text).collect();
+                check_finite(&texts, &vectors)?;
+                for (text, embedding) in texts.into_iter().zip(&vectors) {
+                    write_line(&mut out, &Line { text, embedding })?;
+                }
+                anyhow::Ok(out.flush()?)
+            };
+            let on_event = |event: Event| progress.show(event);
+            embed_records(&source, args.on_error, &embedder, options, write, on_event)?
+        }
+        Output::Table => {
+            let (mut texts, mut vectors) = (vec![], vec![]);
+            let collect = |records: Vec<Record>, rows| {
+                texts.extend(records.into_iter().map(Record::into_text));
+                vectors.extend(rows);
+                Ok::<(), Error>(())
+            };
+            let on_event = |event: Event| {
+                if let Event::Started { .. } = event {
+                    compare::warn_other_similarity(&embedder);
+                }
+                progress.show(event);
+            };
+            let summary =
+                embed_records(&source, args.on_error, &embedder, options, collect, on_event)?;
+            embedder.prompt_text(options.prompt)?; // an error also without texts
+            check_finite(&texts, &vectors)?;
+            vector_table::vectors(&mut out, embedder.dimension(), &texts, &vectors)?;
+            summary
+        }
+    };
+    out.flush()?;
     progress.bar.finish_and_clear();
     messages::warn_non_finite(&summary.non_finite);
     messages::warn_blank_lines(&source.name(), summary.blank_lines);
@@ -277,101 +336,9 @@ impl Progress {
     }
 }
 
-fn embed_to_stdout(args: &Args) -> Result<()> {
-    let format = args.format.unwrap_or(match io::stdout().is_terminal() {
-        true => Format::Table,
-        false => Format::File(VectorFormat::Jsonl),
-    });
-    if let Format::File(format) = format
-        && format != VectorFormat::Jsonl
-    {
-        let message = format!("--format {format} cannot be printed: expected --output FILE");
-        return Err(usage_error(message));
-    }
-    let embedder = args.embedder()?;
-    args.announce_stdin();
-    let source = args.source();
-    let mut records = source.open()?;
-    let mut valid = records.by_ref().filter_map(|record| match record {
-        Err(invalid) if args.on_error == OnInvalid::Skip && !invalid.is_fatal() => {
-            messages::print(&format!("{invalid}; skipped"));
-            None
-        }
-        record => Some(record.map_err(Error::from)),
-    });
-    let mut truncation = Truncation::default();
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if format == Format::Table {
-        compare::warn_other_similarity(&embedder);
-        let records = valid.collect::<Result<Vec<Record>, _>>()?;
-        let texts: Vec<&str> = records.iter().map(Record::text).collect();
-        let embeddings = embedder.embed_with(&texts, args.options());
-        let embeddings =
-            embeddings.map_err(|error| Error::of_texts(error, &records, &source.name()))?;
-        truncation.add(&embeddings.truncated);
-        let vectors = embeddings.vectors.to_vec2()?;
-        check_finite(&texts, &vectors)?;
-        vector_table::vectors(&mut out, embedder.dimension(), &texts, &vectors)?;
-    } else {
-        write_json_lines(
-            &mut out,
-            &embedder,
-            args.options(),
-            &source.name(),
-            &mut valid,
-            &mut truncation,
-        )?;
-    }
-    out.flush()?;
-    messages::warn_blank_lines(&source.name(), records.blank_lines());
-    truncation.warn(embedder.tokenizer().max_seq_length(), ADVICE);
-    Ok(())
-}
-
 /// One line of `--format jsonl`.
 #[derive(Serialize)]
 struct Line<'a> {
     text: &'a str,
     embedding: &'a [f32],
-}
-
-/// Writes one line per text, [`TEXTS_PER_CHUNK`] texts at a time. If a record is invalid or a long text
-/// is refused, the texts before it are written first. `input` is the name of the input.
-fn write_json_lines(
-    out: &mut impl Write,
-    embedder: &Embedder,
-    options: EmbedOptions,
-    input: &str,
-    records: &mut impl Iterator<Item = Result<Record, Error>>,
-    truncation: &mut Truncation,
-) -> Result<()> {
-    loop {
-        let mut outcome = Ok(());
-        let valid = records
-            .by_ref()
-            .take(TEXTS_PER_CHUNK)
-            .map_while(|record| record.map_err(|error| outcome = Err(error)).ok());
-        let chunk: Vec<Record> = valid.collect();
-        if chunk.is_empty() {
-            return Ok(outcome?);
-        }
-        let mut texts: Vec<&str> = chunk.iter().map(Record::text).collect();
-        let tokens = match embedder.tokenize(&texts, options) {
-            Err(error @ encoder::Error::LongText { index, .. }) => {
-                outcome = Err(Error::of_texts(error, &chunk, input));
-                texts.truncate(index);
-                embedder.tokenize(&texts, options)?
-            }
-            tokens => tokens?,
-        };
-        let vectors = embedder.embed_tokenized(&tokens, |batch| batch())?;
-        truncation.add(tokens.truncated());
-        let vectors: Vec<Vec<f32>> = vectors.to_vec2()?;
-        check_finite(&texts, &vectors)?;
-        for (text, embedding) in texts.into_iter().zip(&vectors) {
-            write_line(out, &Line { text, embedding })?;
-        }
-        out.flush()?;
-        outcome?;
-    }
 }

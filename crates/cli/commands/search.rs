@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, anyhow, bail, ensure};
 use clap::{Parser, ValueEnum};
 use corpus::{RecordSource, VectorFile};
-use encoder::{Embedder, Hit, LongTexts, Prompt, Search};
+use encoder::{EmbedOptions, Embedder, Hit, Prompt, Search};
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
@@ -20,7 +20,7 @@ use crate::{
     json_line::write_line,
     messages,
     model::{BUILTIN, MODEL_HELP, Model},
-    texts::{embed_options, prompt, source, texts},
+    texts::{prompt, source, texts},
 };
 
 #[derive(Parser)]
@@ -112,7 +112,7 @@ pub fn run(mut args: Args) -> Result<()> {
     let embedder = embedder(&mut args, &vectors)?;
     let queries = texts(&source(args.queries))?.collect::<Result<Vec<_>>>()?;
     let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Query);
-    let options = embed_options(prompt, LongTexts::default());
+    let options = EmbedOptions::new().with_prompt(prompt);
     let query_vectors = vectors_for_cosines(&embedder, &queries, options)?;
     let search = Search::new(&query_vectors, args.top)?;
     let search = search.with_threshold(args.threshold.unwrap_or(f32::NEG_INFINITY));

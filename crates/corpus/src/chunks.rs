@@ -18,7 +18,7 @@ use encoder::{
 
 use crate::{Error, InvalidRecord, Record, Records, Result, records::InputPosition};
 
-/// Records that are read, embedded and written together: [`TEXTS_PER_CHUNK`], invalid ones included.
+/// [`TEXTS_PER_CHUNK`] records that are read, embedded and written together, without invalid ones.
 pub(crate) struct Chunk {
     pub(crate) records: Vec<Record>,
     pub(crate) tokenized: TokenizedTexts,
@@ -44,9 +44,10 @@ pub(crate) struct Reader<E> {
     pub(crate) position: InputPosition,
     /// Whether invalid records are skipped.
     pub(crate) skip: bool,
-    /// Whether the records before an error are a chunk. If the run can be resumed, they are not:
-    /// the chunks, and so a table's bytes, would differ from those of an uninterrupted run.
-    pub(crate) keep_partial: bool,
+    /// Whether the run cannot be resumed. The records before an error are then a chunk, and records
+    /// that were skipped are reported even if their chunk cannot be embedded. A run that can be
+    /// resumed reads them again, and its chunks must not depend on where it was interrupted.
+    pub(crate) is_stream: bool,
     pub(crate) embedder: E,
     pub(crate) options: OwnedOptions,
 }
@@ -109,30 +110,34 @@ impl<E: Embed> Reader<E> {
             return None;
         }
         self.position = position;
-        let chunk = if outcome.is_ok() || self.keep_partial {
-            self.tokenize(records, &mut outcome)
-        } else {
-            None
-        };
+        let is_chunk = outcome.is_ok() || self.is_stream;
+        let chunk = if is_chunk { self.tokenize(records, &mut outcome) } else { None };
         Some(Part { skipped, chunk, outcome })
     }
 
-    /// Tokenizes the records of a chunk. If the model refuses a long text and partial chunks are
-    /// kept, the chunk has the records before it.
+    /// Tokenizes the records of a chunk. If the model refuses a long text of a stream, the chunk
+    /// has the records before it.
     fn tokenize(&self, mut records: Vec<Record>, outcome: &mut Result<()>) -> Option<Chunk> {
         loop {
             let texts: Vec<&str> = records.iter().map(Record::text).collect();
-            match self.embedder.tokenize(&texts, self.options.options()) {
+            let tokenized = match &texts[..] {
+                [] => Ok(TokenizedTexts::default()), // without a check of the prompt
+                texts => self.embedder.tokenize(texts, self.options.options()),
+            };
+            match tokenized {
                 Ok(tokenized) => {
                     return Some(Chunk { records, tokenized, position: self.position });
                 }
+                Err(error @ encoder::Error::LongText { index, .. }) => {
+                    *outcome = Err(records[index].refused(&self.name, error).into());
+                    if !self.is_stream {
+                        return None;
+                    }
+                    records.truncate(index);
+                }
                 Err(error) => {
-                    let index = match error {
-                        encoder::Error::LongText { index, .. } if self.keep_partial => Some(index),
-                        _ => None,
-                    };
-                    *outcome = Err(Error::of_texts(error, &records, &self.name));
-                    records.truncate(index?);
+                    *outcome = Err(error.into());
+                    return None;
                 }
             }
         }
@@ -141,9 +146,9 @@ impl<E: Embed> Reader<E> {
 
 /// Reads, embeds and writes all chunks, until another thread sets `stop`.
 ///
-/// Calls `on_part(skipped, chunk)` for each part of the input, except one that cannot be embedded.
-/// `skipped` are the invalid records that were skipped. `chunk` is `None` if the chunk cannot be
-/// read or tokenized.
+/// Calls `on_part(skipped, chunk)` for each part of the input, except one that cannot be embedded
+/// if the run can be resumed. `skipped` are the invalid records that were skipped. `chunk` is
+/// `None` if the chunk cannot be read or tokenized.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
@@ -157,7 +162,7 @@ pub(crate) fn embed_chunks<E: Embed, X: From<Error> + Send>(
     mut write: impl FnMut(Chunk, Vec<E::Row>) -> Result<(), X> + Send,
     mut on_part: impl FnMut(&[InvalidRecord], Option<&Chunk>),
 ) -> Result<(), X> {
-    let embedder = reader.embedder.clone();
+    let (embedder, is_stream) = (reader.embedder.clone(), reader.is_stream);
     let (send, parts) = sync_channel(1);
     // Not a scoped thread: the scope would join it, but after an error the reader may still be
     // waiting for input.
@@ -173,9 +178,11 @@ pub(crate) fn embed_chunks<E: Embed, X: From<Error> + Send>(
                     on_part(&skipped, None);
                     return outcome;
                 };
-                let rows = embedder.embed_rows(&chunk.tokenized, unless_stopped(stop))?;
-                on_part(&skipped, Some(&chunk));
-                if send.send((chunk, rows)).is_err() {
+                let rows = embedder.embed_rows(&chunk.tokenized, unless_stopped(stop));
+                if rows.is_ok() || is_stream {
+                    on_part(&skipped, Some(&chunk));
+                }
+                if send.send((chunk, rows?)).is_err() {
                     break; // the writer has failed and returns its error
                 }
                 outcome?;

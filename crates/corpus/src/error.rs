@@ -7,7 +7,7 @@ use parquet::errors::ParquetError;
 
 use crate::{
     columns::ValueMismatch,
-    records::{InvalidRecord, Record, Unit, csv_message, list_names},
+    records::{InvalidRecord, Unit, csv_message, list_names},
     vectors::VectorDtype,
 };
 
@@ -529,17 +529,6 @@ pub enum Error {
     /// A record cannot be parsed or written as JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-}
-
-impl Error {
-    /// The error of embedding the texts of `records`. For a long text that is refused, the error
-    /// names the record. `name` is the input's name.
-    pub fn of_texts(error: encoder::Error, records: &[Record], name: &str) -> Self {
-        match error {
-            encoder::Error::LongText { index, .. } => records[index].refused(name, error).into(),
-            error => error.into(),
-        }
-    }
 }
 
 fn first_invalid(invalid: Option<&InvalidRecord>) -> String {

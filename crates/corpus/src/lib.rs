@@ -4,7 +4,8 @@
 //!    text files may be compressed with gzip or zstd.
 //! 2. [`EmbedRun`] embeds the records with an [`encoder::Embedder`] and writes the vectors to
 //!    Parquet, Arrow IPC or JSONL with all fields of the records, or to `.npy` without the fields.
-//!    An interrupted run can be resumed.
+//!    An interrupted run can be resumed. [`embed_records`] passes the vectors to a function
+//!    instead. Rows other than vectors implement [`StoredRow`].
 //! 3. [`VectorFile`] reads the vectors back and searches them.
 //!
 //! The library prints nothing. [`EmbedRun::run`] reports progress as [`Event`]s and returns a

@@ -217,7 +217,8 @@ impl EmbedRun {
     /// # Errors
     /// - those of [`RecordSource::open`]
     /// - [`Error::OutputExtension`] if neither the output's extension nor [`Self::with_format`]
-    ///   names a format; [`Error::JsonlDtype`] for JSONL in f16
+    ///   names a format; [`Error::JsonlDtype`] for JSONL in f16; [`Error::RowsWithoutArray`] for
+    ///   `.npy` if the rows of the model differ in length
     /// - [`Error::EmbeddingColumn`], [`Error::EmbeddingField`] if the records already have a field
     ///   `embedding`
     /// - [`Error::ColumnConflict`], [`Error::StreamColumn`], [`Error::UnwritableColumn`],
@@ -250,7 +251,7 @@ impl EmbedRun {
             records,
             position,
             skip: self.on_invalid == OnInvalid::Skip,
-            keep_partial: false,
+            is_stream: false,
             embedder: embedder.clone(),
             options: OwnedOptions::new(options),
         };
@@ -283,7 +284,6 @@ impl EmbedRun {
             dtype: self.dtype,
             dimension: embedder.dimension(),
             model: self.model.as_deref(),
-            chunk_size: TEXTS_PER_CHUNK,
             skip_invalid: self.on_invalid == OnInvalid::Skip,
         };
         let (layout, as_text) = Layout::new::<E::Row>(&spec, &self.source, records)?;
@@ -337,13 +337,12 @@ impl EmbedRun {
 ///
 /// # Examples
 /// ```
-/// use candle_core::Device;
 /// use corpus::{OnInvalid, Record, RecordSource, embed_records};
-/// use encoder::{EmbedOptions, Embedder, Precision};
+/// use encoder::{EmbedOptions, Embedder, LoadOptions};
 ///
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let model = "weights/all-MiniLM-L6-v2";
-/// let embedder = Embedder::from_dir(model, Precision::F32, &Device::Cpu)?;
+/// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
 /// let source = RecordSource::texts(["It snows.".to_string(), "A man eats.".to_string()]);
 /// let (stop, options) = (OnInvalid::Stop, EmbedOptions::default());
 /// let mut lengths = vec![];
@@ -368,7 +367,7 @@ pub fn embed_records<E: Embed, X: From<Error> + Send>(
         records: source.open()?,
         position: InputPosition::default(),
         skip: on_invalid == OnInvalid::Skip,
-        keep_partial: true,
+        is_stream: true,
         embedder: embedder.clone(),
         options: OwnedOptions::new(options),
     };

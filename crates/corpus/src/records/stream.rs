@@ -3,10 +3,7 @@
 use std::{
     collections::HashSet,
     fmt, iter, mem,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::AtomicU64},
 };
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
@@ -73,12 +70,7 @@ impl Records {
         self.total
     }
 
-    /// The number of blank JSONL lines that were skipped so far.
-    pub fn blank_lines(&self) -> u64 {
-        self.blank_lines.load(Ordering::Relaxed)
-    }
-
-    /// The counter behind [`Self::blank_lines`].
+    /// The counter of the blank JSONL lines that were skipped so far.
     pub(crate) fn blank_line_counter(&self) -> Arc<AtomicU64> {
         self.blank_lines.clone()
     }

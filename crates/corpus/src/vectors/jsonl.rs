@@ -11,7 +11,8 @@ use crate::{
     records::{Fields, Record, text_object, write_text_object},
 };
 
-/// One JSON object per record of the input `name`, with its row in the field `embedding` at its end.
+/// One JSON object per record of the input `name`, with its row in the field `embedding` at its
+/// end.
 ///
 /// # Errors
 /// [`Error::EmbeddingField`] if a record already has a field `embedding`; [`Error::RowAsJson`] if a

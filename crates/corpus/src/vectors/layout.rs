@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arrow_schema::{Schema, SchemaRef};
+use encoder::TEXTS_PER_CHUNK;
 
 use crate::{
     EMBEDDING, Error, RecordSource, Records, Result, StoredRow, VectorFormat,
@@ -36,19 +37,17 @@ pub(crate) struct LayoutSpec<'a> {
     pub(crate) dimension: usize,
     /// A description of the model for the table's metadata.
     pub(crate) model: Option<&'a str>,
-    /// The number of records from which the columns of a stream of JSON objects are inferred.
-    pub(crate) chunk_size: usize,
     /// Whether the run skips invalid records, or stops at the first one.
     pub(crate) skip_invalid: bool,
 }
 
 impl Layout {
-    /// The layout for the records of a source with rows of the type `R`, and the fields with values that are written as text
-    /// although they are not strings.
+    /// The layout for the records of a source with rows of the type `R`, and the fields with values
+    /// that are written as text although they are not strings.
     ///
     /// # Errors
-    /// - [`Error::JsonlDtype`] for JSONL in f16; [`Error::RowsWithoutArray`] for `.npy`, if the rows
-    ///   differ in length
+    /// - [`Error::JsonlDtype`] for JSONL in f16
+    /// - [`Error::RowsWithoutArray`] for `.npy`, if the rows of the model differ in length
     /// - [`Error::EmbeddingColumn`] if the input has a column `embedding`
     /// - [`Error::InvalidRecord`] for an invalid record of a file of JSON objects, if the run stops
     ///   at invalid records
@@ -118,7 +117,7 @@ fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
 
 /// The columns of a table of the records, and the fields with values that are written as text
 /// although they are not strings. The columns of JSON objects are inferred from all records of a
-/// file, or from the first `chunk_size` records of a stream.
+/// file, or from the first chunk of a stream.
 fn input_columns(
     source: &RecordSource,
     records: &mut Records,
@@ -129,7 +128,7 @@ fn input_columns(
         None => {
             let mut inferred = Inferred::new(source.name());
             match source.is_stream() {
-                true => records.peek(spec.chunk_size, |first| {
+                true => records.peek(TEXTS_PER_CHUNK, |first| {
                     first.iter().flatten().try_for_each(|record| inferred.add(record))
                 })?,
                 false => source.open()?.try_for_each(|record| match record {
