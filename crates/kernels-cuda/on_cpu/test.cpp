@@ -3,10 +3,13 @@
 #include <cstdio>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "../cuda/attention.cu"
-#undef KERNEL
+#include "../cuda/attention_band.cu"
+#include "../cuda/attention_bias.cu"
+#undef KERNELS
 #include "../cuda/epilogue.cu"
 #undef KERNELS
 #include "../cuda/norm.cu"
@@ -31,19 +34,24 @@ void check(const char *name, const std::vector<T> &got, const std::vector<double
            double tolerance) {
     double largest = 0;
     for (size_t i = 0; i < got.size(); i++) {
+        if (std::isnan(widened(got[i])) && std::isnan(expected[i])) continue;
         const double difference = std::abs(widened(got[i]) - expected[i]);
         if (std::isnan(difference) || difference > largest) largest = difference; // NaN stays
     }
     const bool close = largest <= tolerance;
     failed |= !close;
-    printf("%-28s largest difference %.1e, tolerance %.1e%s\n", name, largest, tolerance,
+    printf("%-40s largest difference %.1e, tolerance %.1e%s\n", name, largest, tolerance,
            close ? "" : " FAILED");
 }
 
 // Attention over sequences with lengths around multiples of the tile size; the last has four tiles.
-// q, k and v are column ranges of one matrix, as a joint projection returns them.
-template <typename T, int D> void attention(const char *name, double tolerance, auto kernel) {
+// q, k and v are column ranges of one matrix, as a joint projection returns them. A query sees the
+// keys at the distances `first..=last`. With a band or a bias, a key and its value are NaN.
+template <typename T, int D>
+void attention(const std::string &name, double tolerance, Kind kind, int first, int last,
+               auto kernel) {
     const int lengths[] = {1, 63, 64, 7, 65, 193}, heads = 2, groups = 1, group = heads / groups;
+    const int radius = 200, columns = 2 * radius + 1;
     int n = 0;
     std::vector<uint32_t> tiles;
     for (int length : lengths) {
@@ -52,13 +60,18 @@ template <typename T, int D> void attention(const char *name, double tolerance, 
         n += length;
     }
     const int width = (heads + 2 * groups) * D;
-    const auto qkv = random_vector<T>((size_t)n * width, 1.5);
+    auto qkv = random_vector<T>((size_t)n * width, 1.5);
+    if (kind != WHOLE)
+        for (int i = heads * D; i < width; i++) qkv[(size_t)(n - 100) * width + i] = NAN;
+    auto biases = random_vector<float>(heads * columns);
+    biases[radius + 3] = biases[columns + radius] = -INFINITY;
     std::vector<T> out((size_t)n * heads * D);
     out[0] = NAN;
     const T *q = qkv.data(), *k = q + heads * D, *v = k + groups * D;
     const float scale = 1 / std::sqrt((float)D);
     launch({(unsigned)tiles.size() / 3, heads, 1}, THREADS, [&] {
-        kernel(q, k, v, out.data(), tiles.data(), D, width, D, width, D, width, group, scale);
+        kernel(q, k, v, out.data(), tiles.data(), D, width, D, width, D, width, group, scale, first,
+               last, biases.data(), columns, radius);
     });
     std::vector<double> expected(out.size());
     for (int h = 0; h < heads; h++) {
@@ -67,15 +80,24 @@ template <typename T, int D> void attention(const char *name, double tolerance, 
             for (int t = begin; t < begin + length; t++) {
                 std::vector<double> weights(length);
                 double sum = 0;
+                const auto is_visible = [&](int s) {
+                    const int distance = begin + s - t;
+                    const bool is_near = first <= distance && distance <= last;
+                    const float bias = biases[h * columns + radius + distance];
+                    return (kind == WHOLE || is_near) && (kind != BIASED || bias != -INFINITY);
+                };
                 for (int s = 0; s < length; s++) {
+                    if (!is_visible(s)) continue;
                     double dot = 0;
                     for (int d = 0; d < D; d++)
                         dot += widened(q[(size_t)t * width + h * D + d]) *
                                widened(k[(size_t)(begin + s) * width + h / group * D + d]);
-                    sum += weights[s] = std::exp(dot * scale);
+                    dot *= scale;
+                    if (kind == BIASED) dot += biases[h * columns + radius + begin + s - t];
+                    sum += weights[s] = std::exp(dot);
                 }
                 for (int s = 0; s < length; s++)
-                    for (int d = 0; d < D; d++)
+                    for (int d = 0; d < D && is_visible(s); d++)
                         expected[((size_t)t * heads + h) * D + d] +=
                             weights[s] / sum *
                             widened(v[(size_t)(begin + s) * width + h / group * D + d]);
@@ -83,7 +105,19 @@ template <typename T, int D> void attention(const char *name, double tolerance, 
             begin += length;
         }
     }
-    check(name, out, expected, tolerance);
+    check(name.c_str(), out, expected, tolerance);
+}
+
+// Without a band or a bias, and with both in several forms.
+template <typename T, int D>
+void attention(const std::string &name, double tolerance, auto whole, auto band, auto biased) {
+    attention<T, D>(name, tolerance, WHOLE, 0, 0, whole);
+    attention<T, D>(name + ", window", tolerance, BAND, -70, 70, band);
+    attention<T, D>(name + ", causal window", tolerance, BAND, 2 - 70, 2, band);
+    attention<T, D>(name + ", no visible key", tolerance, BAND, 30, 50, band);
+    attention<T, D>(name + ", bias", tolerance, BIASED, -500, 500, biased);
+    attention<T, D>(name + ", bias, window", tolerance, BIASED, -3, 3, biased);
+    attention<T, D>(name + ", bias, causal", tolerance, BIASED, -500, 0, biased);
 }
 
 std::vector<double> normalised(const std::vector<double> &x, int e, auto weight, auto bias) {
@@ -211,16 +245,19 @@ void normalize_rows() {
 }
 
 int main() {
-    attention<float, 32>("attention f32 32", 1e-5, attention_f32_32_64);
-    attention<float, 64>("attention f32 64", 1e-5, attention_f32_64_64);
-    attention<f16, 32>("attention f16 32", 4e-3, attention_f16_32_64);
-    attention<f16, 64>("attention f16 64", 4e-3, attention_f16_64_64);
-    attention<bf16, 32>("attention bf16 32", 3e-2, attention_bf16_32_64);
-    attention<bf16, 64>("attention bf16 64", 3e-2, attention_bf16_64_64);
-    attention<f16, 32>("attention f16 32, 2 tiles", 4e-3, attention_f16_32_128);
-    attention<f16, 64>("attention f16 64, 2 tiles", 4e-3, attention_f16_64_128);
-    attention<bf16, 32>("attention bf16 32, 2 tiles", 3e-2, attention_bf16_32_128);
-    attention<bf16, 64>("attention bf16 64, 2 tiles", 3e-2, attention_bf16_64_128);
+#define ATTENTION(name, T, D, Q, tolerance)                                                        \
+    attention<T, D>("attention " #name " " #D " " #Q, tolerance, attention_##name##_##D##_##Q,      \
+                    attention_band_##name##_##D##_##Q, attention_bias_##name##_##D##_##Q);
+    ATTENTION(f32, float, 32, 64, 1e-5)
+    ATTENTION(f32, float, 64, 64, 1e-5)
+    ATTENTION(f16, f16, 32, 64, 4e-3)
+    ATTENTION(f16, f16, 64, 64, 4e-3)
+    ATTENTION(bf16, bf16, 32, 64, 3e-2)
+    ATTENTION(bf16, bf16, 64, 64, 3e-2)
+    ATTENTION(f16, f16, 32, 128, 4e-3)
+    ATTENTION(f16, f16, 64, 128, 4e-3)
+    ATTENTION(bf16, bf16, 32, 128, 3e-2)
+    ATTENTION(bf16, bf16, 64, 128, 3e-2)
     norm_embed_pool_epilogue<float>("f32", 4e-6, add_layer_norm_f32, embed_layer_norm_f32,
                                     epilogue_f32, mean_pool_f32);
     norm_embed_pool_epilogue<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16,

@@ -33,21 +33,34 @@ pub use graph::Graph;
 use half::{bf16, f16};
 pub use linear::{linear, supports_linear};
 
-const ATTENTION: (&str, &str) =
-    ("mha attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx")));
-const EPILOGUE: (&str, &str) =
-    ("mha epilogue", include_str!(concat!(env!("OUT_DIR"), "/epilogue.ptx")));
-const NORM: (&str, &str) = ("mha norm", include_str!(concat!(env!("OUT_DIR"), "/norm.ptx")));
-const POOL: (&str, &str) = ("mha pool", include_str!(concat!(env!("OUT_DIR"), "/pool.ptx")));
+/// A module's name, and its kernels as PTX.
+type Module = (&'static str, &'static str);
 
-/// Queries per tile of [`attention`], as in `cuda/attention.cu`.
+/// The module that the build script compiles from a file in `cuda/`.
+macro_rules! module {
+    ($name:literal) => {
+        (concat!("mha ", $name), include_str!(concat!(env!("OUT_DIR"), "/", $name, ".ptx")))
+    };
+}
+
+const ATTENTION: Module = module!("attention");
+const ATTENTION_BAND: Module = module!("attention_band");
+const ATTENTION_BIAS: Module = module!("attention_bias");
+const EPILOGUE: Module = module!("epilogue");
+const NORM: Module = module!("norm");
+const POOL: Module = module!("pool");
+
+/// Queries per tile of [`attention`], as in `cuda/attention.cuh`.
 const QUERIES: usize = 64;
 
 /// Minimum number of thread blocks of two tiles. With fewer, blocks of one tile use more of the
 /// GPU's multiprocessors: an H100 has 132, and runs two blocks of two tiles on each.
 const MIN_PAIRS: usize = 256;
 
-/// Threads per thread block, as in `cuda/attention.cu`.
+/// Maximum number of tokens of [`attention`], whose indices are i32.
+const MAX_TOKENS: usize = 1 << 29;
+
+/// Threads per thread block, as in `cuda/attention.cuh`.
 const THREADS: u32 = 128;
 
 /// Maximum row length of the layer norm kernels, as in `cuda/norm.cu`.
@@ -207,7 +220,23 @@ fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
     4 * (2 * blocks - tiles) <= tiles
 }
 
-/// `softmax(q·kᵀ · scale) · v` within each packed sequence.
+/// Which keys of its sequence a query sees, and the biases of their scores. The distance of a key is
+/// its index minus that of the query and minus `offset`. The default shows all keys.
+#[derive(Clone, Copy, Default)]
+pub struct Positions<'a> {
+    /// Number of keys before the first query of each sequence.
+    pub offset: usize,
+    /// If set, a query sees only the keys at a distance of at least `-before`.
+    pub before: Option<usize>,
+    /// If set, a query sees only the keys at a distance of at most `after`.
+    pub after: Option<usize>,
+    /// `(H, 2·R + 1)` in f32, contiguous: column `R + d` is added to the scaled score of a key at
+    /// the distance d. A bias of −∞ hides the key. No visible key is farther than R.
+    pub bias: Option<TensorView<'a>>,
+}
+
+/// `softmax(q·kᵀ · scale + bias) · v` within each packed sequence. A query that sees no key yields
+/// zeros.
 ///
 /// # Shapes
 /// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, where G divides H; layouts that
@@ -220,9 +249,10 @@ pub fn attention(
     k: TensorView,
     v: TensorView,
     tiles: &Tiles,
+    positions: Positions,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
-    by_dtype!(q.0.dtype(), attention_typed(q, k, v, tiles, scale))
+    by_dtype!(q.0.dtype(), attention_typed(q, k, v, tiles, positions, scale))
 }
 
 fn attention_typed<T: Element>(
@@ -230,6 +260,7 @@ fn attention_typed<T: Element>(
     k: TensorView,
     v: TensorView,
     tiles: &Tiles,
+    positions: Positions,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
     let dims = |(storage, layout): TensorView| match layout.dims() {
@@ -259,6 +290,30 @@ fn attention_typed<T: Element>(
     if !tiles.are_on(&device) {
         bail!("the tiles are on another device: expected that of q");
     }
+    let Positions { offset, before, after, bias } = positions;
+    let columns = match bias.map(|(_, layout)| layout.dims()) {
+        None => 1,
+        Some(&[rows, columns]) if rows == heads && columns % 2 == 1 => columns,
+        Some(got) => bail!("bias: expected (H, 2·R + 1) with H = {heads}, got {got:?}"),
+    };
+    let (Ok(columns), true) = (i32::try_from(columns), n <= MAX_TOKENS) else {
+        bail!(
+            "{n} tokens and {columns} columns of biases: expected at most {MAX_TOKENS} and {}",
+            i32::MAX
+        );
+    };
+    // Distances of a key from a query, without the offset. No two tokens are farther apart than n.
+    let distance = |d: i128| d.clamp(-(n as i128), n as i128) as i32;
+    let offset = offset as i128;
+    let first = distance(before.map_or(i128::MIN, |before| offset - before as i128));
+    let last = distance(after.map_or(i128::MAX, |after| offset + after as i128));
+    let zero = (i128::from(columns / 2) - offset).max(-(n as i128)) as i32;
+    let (name, module) = match (bias, before.or(after)) {
+        (Some(_), _) => ("attention_bias", ATTENTION_BIAS),
+        (None, Some(_)) => ("attention_band", ATTENTION_BAND),
+        (None, None) => ("attention", ATTENTION),
+    };
+    let bias = bias.map(contiguous::<f32>).transpose()?;
     // SAFETY: the kernel writes every element: each query belongs to one thread block.
     let out = unsafe { device.alloc::<T>(n * heads * d)? };
     if tiles.count > 0 {
@@ -267,9 +322,9 @@ fn attention_typed<T: Element>(
             q.0.dtype() != DType::F32 && tiles.mostly_pairs && tiles.count * heads / 2 >= MIN_PAIRS;
         let queries = if in_pairs { 2 * QUERIES } else { QUERIES };
         let kernel = device.get_or_load_custom_func(
-            &format!("attention_{}_{d}_{queries}", T::NAME),
-            ATTENTION.0,
-            ATTENTION.1,
+            &format!("{name}_{}_{d}_{queries}", T::NAME),
+            module.0,
+            module.1,
         )?;
         let strides =
             |(_, layout): TensorView| [layout.stride()[1] as i64, layout.stride()[2] as i64];
@@ -281,9 +336,16 @@ fn attention_typed<T: Element>(
         let [k_head, k_token] = strides(k);
         let [v_head, v_token] = strides(v);
         builder_arg!(builder, q_head, q_token, k_head, k_token, v_head, v_token);
-        builder_arg!(builder, (heads / groups) as i32, scale);
+        builder_arg!(builder, (heads / groups) as i32, scale, first, last);
+        let none = 0u64;
+        match &bias {
+            Some(bias) => builder.arg(bias),
+            None => builder.arg(&none),
+        };
+        builder_arg!(builder, columns, zero);
         // SAFETY: the arguments have the order and types of the kernel's parameters. The tiles end
-        // at token n, and `dims` has checked that q, k and v have n tokens with these strides.
+        // at token n, and `dims` has checked that q, k and v have n tokens with these strides. The
+        // bias has a row of `columns` elements for each head, and the kernel clamps the column.
         unsafe { builder.launch(grid(tiles.count, heads, THREADS)) }.w()?;
     }
     Ok((T::wrap_cuda_slice(out, device), (1, n, heads, d).into()))

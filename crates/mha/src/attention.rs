@@ -127,7 +127,7 @@ fn on_cuda(
     let candle_core::Device::Cuda(device) = q.device() else { return Ok(None) };
     let tiles = mask.cuda_tiles(device, offsets)?;
     let context = cuda::apply3("attention of packed sequences", all, |q, k, v| {
-        cuda_kernels::attention(q, k, v, &tiles, scale)
+        cuda_kernels::attention(q, k, v, &tiles, cuda_kernels::Positions::default(), scale)
     })?; // (1, N, H, D)
     Ok(Some(context.transpose(1, 2)?))
 }

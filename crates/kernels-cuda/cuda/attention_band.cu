@@ -1,0 +1,4 @@
+// Attention of packed sequences with a causal mask, a window, or both.
+#include "attention.cuh"
+
+KERNELS(attention_band, BAND)

@@ -1,0 +1,5 @@
+// Attention of packed sequences with a bias by distance, and with or without the masks of
+// attention_band.cu.
+#include "attention.cuh"
+
+KERNELS(attention_bias, BIASED)
