@@ -8,7 +8,8 @@ use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{
     BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderForMaskedLm,
-    EncoderForSequenceClassification, EncoderModel, LoadOptions, PackedBatch, Precision,
+    EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig, PackedBatch,
+    Precision,
 };
 use mha::{AttentionMask, ComputeType, Init, scaled_dot_product_attention as attend};
 use ops::Linear;
@@ -125,32 +126,50 @@ fn packed_sequences_match_the_cpu() -> Result {
     })
 }
 
-/// BERT with heads of width 64, as in BERT-base, and random weights.
+/// Small models with random weights and heads of width 64, as in most base models: BERT, a window and
+/// rotary positions (ModernBERT), relative biases (MPNet) and ALiBi (Jina).
 #[test]
 fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
-    let config = BertConfig::new(99, 128, 2, 2, 512);
-    let vars = VarMap::new();
-    let vb = Init::Bert { initializer_range: 0.05 }.var_builder(&vars, 1, DType::F32, &Cpu);
-    EncoderModel::new(&config.encoder_config(), false, vb)?;
-    let mut batch = PackedBatch::default();
-    for length in [1, 100, 64, 65] {
-        let ids: Vec<u32> = (0..length).map(|i| i * 31 % 99).collect();
-        batch.push(&ids, &vec![0; ids.len()])?;
+    let sizes = r#""vocab_size": 99, "hidden_size": 128, "num_attention_heads": 2,
+        "num_hidden_layers": 3, "intermediate_size": 256, "max_position_embeddings": 514"#;
+    for (name, settings) in [
+        ("BERT", r#""model_type": "bert""#),
+        (
+            "ModernBERT",
+            r#""model_type": "modernbert", "local_attention": 32, "global_attn_every_n_layers": 2"#,
+        ),
+        ("MPNet", r#""model_type": "mpnet", "relative_attention_num_buckets": 32"#),
+        (
+            "Jina",
+            r#""model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu""#,
+        ),
+    ] {
+        let json = format!("{{{settings}, {sizes}}}");
+        let config = ModelConfig::from_json(json.as_bytes(), "config.json")?.encoder;
+        let vars = VarMap::new();
+        let vb = Init::Bert { initializer_range: 0.05 }.var_builder(&vars, 1, DType::F32, &Cpu);
+        EncoderModel::new(&config, false, vb)?;
+        let mut batch = PackedBatch::default();
+        for length in [1, 100, 64, 65, 200] {
+            let ids: Vec<u32> = (0..length).map(|i| i * 31 % 99).collect();
+            batch.push(&ids, &vec![0; ids.len()])?;
+        }
+        assert_same_as_on_cpu(&format!("{name}, heads of 64"), &gpu, |precision, device| {
+            let (dtype, compute_type) = precision.on(device)?;
+            let mut config = config.clone();
+            config.compute_type = compute_type;
+            let vars = vars.data().lock().unwrap();
+            let weights = vars.iter().map(|(name, var)| {
+                let weight = var.as_detached_tensor().to_dtype(dtype)?.to_device(device)?;
+                Ok((name.clone(), weight))
+            });
+            let weights = weights.collect::<candle_core::Result<_>>()?;
+            let vb = VarBuilder::from_tensors(weights, dtype, device);
+            Ok(EncoderModel::new(&config, false, vb)?.forward_packed(&batch)?)
+        })?;
     }
-    assert_same_as_on_cpu("heads of 64", &gpu, |precision, device| {
-        let (dtype, compute_type) = precision.on(device)?;
-        let mut config = config.clone();
-        config.compute_type = compute_type;
-        let vars = vars.data().lock().unwrap();
-        let weights = vars.iter().map(|(name, var)| {
-            let weight = var.as_detached_tensor().to_dtype(dtype)?.to_device(device)?;
-            Ok((name.clone(), weight))
-        });
-        let weights = weights.collect::<candle_core::Result<_>>()?;
-        let vb = VarBuilder::from_tensors(weights, dtype, device);
-        Ok(EncoderModel::new(&config.encoder_config(), false, vb)?.forward_packed(&batch)?)
-    })
+    Ok(())
 }
 
 /// All architectures except BERT, from the tiny checkpoints that the golden tests compare with
@@ -254,8 +273,9 @@ fn a_model_that_autograd_tracks_is_not_captured() -> Result {
     Ok(())
 }
 
-/// The attention kernel with D = 32 and 64 and with grouped heads; q, k and v are views of one
-/// tensor. In f16 and bf16, a thread block computes two tiles of 64 queries of the long batch.
+/// The attention kernels with D = 32 and 64, with grouped heads, and with causal masks, windows and
+/// biases; q, k and v are views of one tensor. In f16 and bf16, a thread block computes two tiles of
+/// 64 queries of the long batch.
 #[test]
 fn attention_of_packed_sequences_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
@@ -269,20 +289,65 @@ fn attention_of_packed_sequences_matches_the_cpu() -> Result {
         (&long, 32, 16, 16),
         (&long, 64, 16, 4),
     ] {
-        let mask = AttentionMask::block_diagonal(offsets)?;
         let tokens = offsets[offsets.len() - 1];
         let qkv = Tensor::randn(0f32, 1., (1, tokens, heads + 2 * groups, d), &Cpu)?;
-        let run = |qkv: Tensor| -> Result<Tensor> {
-            let all = qkv.transpose(1, 2)?; // (1, H + 2G, N, D)
-            let part = |start, n| all.narrow(1, start, n);
-            let (q, k, v) = (part(0, heads)?, part(heads, groups)?, part(heads + groups, groups)?);
-            Ok(attend(&q, &k, &v, &mask, None)?.contiguous()?)
-        };
-        for dtype in DTYPES {
-            let rounded = qkv.to_dtype(dtype)?;
-            let expected = run(rounded.to_dtype(DType::F32)?)?;
-            let got = run(rounded.to_device(&gpu)?)?;
-            assert_same(&format!("{tokens} tokens, heads of {d}"), dtype, &got, &expected)?;
+        let table = Tensor::randn(0f32, 1., (heads, 2 * 140 + 1), &Cpu)?;
+        let factors = Tensor::rand(0f32, 1., heads, &Cpu)?;
+        let whole = AttentionMask::none().with_sequences(offsets)?;
+        let biased = whole.clone().with_distance_bias(&table)?;
+        let masks = [
+            ("no other part", whole.clone()),
+            ("causal window", whole.clone().with_causal(3).with_window(70)),
+            ("bias, causal", biased.clone().with_causal(2)),
+            ("causal", whole.clone().with_causal(0)),
+            ("window", whole.clone().with_window(20)),
+            ("few visible keys", whole.clone().with_causal(60).with_window(9)),
+            ("bias", biased.clone()),
+            ("bias, window, head mask", biased.with_window(5).with_head_mask(&factors)?),
+        ];
+        let is_long = tokens > 1000; // slow in the emulator of scripts/cuda-check
+        for (name, mask) in masks.into_iter().take(if is_long { 3 } else { 8 }) {
+            let run = |qkv: Tensor| -> Result<Tensor> {
+                let all = qkv.transpose(1, 2)?; // (1, H + 2G, N, D)
+                let part = |start, n| all.narrow(1, start, n);
+                let (q, k) = (part(0, heads)?, part(heads, groups)?);
+                let v = part(heads + groups, groups)?;
+                Ok(attend(&q, &k, &v, &mask, None)?.contiguous()?)
+            };
+            for dtype in DTYPES {
+                let rounded = qkv.to_dtype(dtype)?;
+                let expected = run(rounded.to_dtype(DType::F32)?)?;
+                let got = run(rounded.to_device(&gpu)?)?;
+                let what = format!("{tokens} tokens, heads of {d}, {name}");
+                assert_same(&what, dtype, &got, &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A NaN reaches the queries that see its key or its value, and no others.
+#[test]
+fn hidden_keys_that_are_not_finite_do_not_reach_the_output() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let [q, k, v] = [(); 3].map(|()| Tensor::randn(0f32, 1., (1, 2, 150, 64), &Cpu).unwrap());
+    let nan = Tensor::full(f32::NAN, (1, 2, 1, 64), &Cpu)?;
+    let with_nan = |x: &Tensor, at: usize| {
+        Tensor::cat(&[&x.narrow(2, 0, at)?, &nan, &x.narrow(2, at + 1, 149 - at)?], 2)
+    };
+    let masks = [AttentionMask::causal(0), AttentionMask::none().with_window(9)];
+    for (mask, sees) in masks.into_iter().zip([[70, 149], [61, 79]]) {
+        let mask = mask.with_sequences(&[0, 150])?;
+        for (k, v) in [(with_nan(&k, 70)?, v.clone()), (k.clone(), with_nan(&v, 70)?)] {
+            for dtype in DTYPES {
+                let on_gpu = |x: &Tensor| x.to_dtype(dtype)?.to_device(&gpu);
+                let out = attend(&on_gpu(&q)?, &on_gpu(&k)?, &on_gpu(&v)?, &mask, None)?;
+                let sums = out.to_dtype(DType::F32)?.to_device(&Cpu)?.sum((0, 1, 3))?;
+                for (query, sum) in sums.to_vec1::<f32>()?.into_iter().enumerate() {
+                    let expected = (sees[0]..=sees[1]).contains(&query);
+                    assert_eq!(sum.is_nan(), expected, "{dtype:?}, query {query}: {sum}");
+                }
+            }
         }
     }
     Ok(())
@@ -293,7 +358,7 @@ fn attention_of_packed_sequences_matches_the_cpu() -> Result {
 #[test]
 fn leading_keys_with_scores_of_minus_infinity_have_weight_zero() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
-    let mask = AttentionMask::block_diagonal(&[0, 100])?;
+    let mask = AttentionMask::none().with_sequences(&[0, 100])?;
     let q = Tensor::full(-1f32, (1, 2, 100, 32), &Cpu)?;
     let infinite = Tensor::full(f32::INFINITY, (1, 2, 64, 32), &Cpu)?;
     let k = Tensor::cat(&[&infinite, &Tensor::randn(0f32, 1., (1, 2, 36, 32), &Cpu)?], 2)?;

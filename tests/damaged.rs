@@ -400,7 +400,7 @@ fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
         run(&Tensor::zeros((2, 0), DType::U32, &Cpu)?, None, &none),
         "input_ids has the wrong shape: expected (B, T), at least one token, got [2, 0]"
     );
-    let packed = AttentionMask::block_diagonal(&[0, 1, 2])?;
+    let packed = AttentionMask::none().with_sequences(&[0, 1, 2])?;
     assert_eq!(
         run(&ids, None, &packed),
         "mask is for packed sequences: expected a mask for padded sequences; use forward_packed for \

@@ -240,7 +240,7 @@ fn check_disentangled(
     let mask = match kind {
         0 => AttentionMask::none().with_valid_lens(&Tensor::new(vec![cut as u32; b], &Cpu)?)?,
         1 => AttentionMask::causal(offset),
-        _ => AttentionMask::block_diagonal(&[0, cut, s])?,
+        _ => AttentionMask::none().with_sequences(&[0, cut, s])?,
     };
     let is_visible = |i: usize, j: usize| match kind {
         0 => j < cut,
@@ -501,7 +501,7 @@ fn a_visible_nan_reaches_the_output() -> anyhow::Result<()> {
 fn attention_accepts_zero_queries_or_keys() -> anyhow::Result<()> {
     for dtype in [DType::F32, DType::F16] {
         let x = |width| Tensor::zeros((1, 2, 0, width), dtype, &Cpu);
-        let packed = AttentionMask::block_diagonal(&[0])?;
+        let packed = AttentionMask::none().with_sequences(&[0])?;
         let out = scaled_dot_product_attention(&x(4)?, &x(4)?, &x(3)?, &packed, None)?;
         assert_eq!(out.dims(), [1, 2, 0, 3], "{dtype:?}");
     }
@@ -534,7 +534,7 @@ fn modules_accept_zero_queries_or_keys() -> anyhow::Result<()> {
         assert_eq!(dims(HeadWeights::Mean)?, [1, queries, keys]);
         assert_eq!(dims(HeadWeights::Heads(vec![1]))?, [1, 1, queries, keys]);
     }
-    let packed = AttentionMask::block_diagonal(&[0])?;
+    let packed = AttentionMask::none().with_sequences(&[0])?;
     assert_eq!(attention.forward(&x(0)?, &x(0)?, &x(0)?, &packed)?.dims(), [1, 0, 8]);
     Ok(())
 }

@@ -136,6 +136,7 @@ impl CausalSelfAttention {
         let (q, new) = projected.map_err(Error::with_query_named_x)?;
         let mask = causal(cache.len(), padding)?;
         let memory = cache.extended(new)?;
+        let mask = memory.lower(&mask, &q)?;
         let output = self.0.attend(&q, &memory, &mask, options)?;
         cache.advance(memory);
         Ok(output)

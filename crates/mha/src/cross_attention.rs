@@ -93,12 +93,8 @@ impl CrossAttention {
         memory_padding: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor)> {
         let q = self.query(x, memory)?;
-        self.0.attend_with_weights(
-            &q,
-            memory,
-            &AttentionMask::none().with_optional_padding(memory_padding)?,
-            None,
-        )
+        let mask = AttentionMask::none().with_optional_padding(memory_padding)?;
+        self.0.attend_with_weights(&q, memory, &memory.lower(&mask, &q)?, None)
     }
 
     /// [`Self::forward`] with [`AttentionOptions`].
@@ -121,12 +117,8 @@ impl CrossAttention {
             return Err(Error::Transform);
         }
         let q = self.query(x, memory)?;
-        self.0.attend(
-            &q,
-            memory,
-            &AttentionMask::none().with_optional_padding(memory_padding)?,
-            options,
-        )
+        let mask = AttentionMask::none().with_optional_padding(memory_padding)?;
+        self.0.attend(&q, memory, &memory.lower(&mask, &q)?, options)
     }
 
     /// Projects the queries of `x`.

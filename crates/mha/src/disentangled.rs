@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{D, Tensor};
 
 use crate::{Error, Result, shape::shape_error};
 
@@ -109,19 +109,10 @@ impl DisentangledPositions {
         Ok(Self { keys, queries, rows: self.rows.clone() })
     }
 
-    /// The projections in the form that the CPU kernel expects: `(1, H, R, D)` in `dtype`.
-    pub(crate) fn for_kernel(&self, dtype: DType) -> Result<[Option<Tensor>; 2]> {
-        let convert = |x: &Option<Tensor>| -> Result<Option<Tensor>> {
-            let Some(x) = x else { return Ok(None) };
-            let x = x.to_dtype(dtype)?.unsqueeze(0)?;
-            Ok(Some(if x.stride()[3] == 1 { x } else { x.force_contiguous()? }))
-        };
-        Ok([convert(&self.keys)?, convert(&self.queries)?])
-    }
-
-    /// The row of each distance from −radius to radius.
-    pub(crate) fn rows(&self) -> &Arc<[u32]> {
-        &self.rows
+    /// The projections for the kernels.
+    pub(crate) fn terms(&self) -> ops::RelativeTerms<'_> {
+        let (keys, queries) = (self.keys.as_ref(), self.queries.as_ref());
+        ops::RelativeTerms { keys, queries, rows: &self.rows }
     }
 
     /// Checks that the projections have `h` heads of width `d`, and that `rows` covers the
@@ -224,7 +215,7 @@ pub fn log_relative_position(distance: isize, num_buckets: usize, max_distance: 
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device::Cpu, Var};
+    use candle_core::{DType, Device::Cpu, Var};
     use candle_nn::VarBuilder;
 
     use super::*;

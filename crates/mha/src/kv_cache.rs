@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::{Error, Result};
+use crate::{AttentionMask, Error, LoweredMask, Result, shape::check_qkv};
 
 /// Projected keys and values.
 ///
@@ -56,6 +56,14 @@ impl Memory {
     /// S, the number of keys.
     pub fn keys(&self) -> usize {
         self.k.dims()[2]
+    }
+
+    /// The mask for the scores of queries `q` `(B, H, T, D)` and these keys.
+    ///
+    /// # Errors
+    /// The errors of [`check_qkv`] and [`AttentionMask::lower`].
+    pub(crate) fn lower(&self, mask: &AttentionMask, q: &Tensor) -> Result<LoweredMask> {
+        mask.lower(check_qkv(q, &self.k, &self.v)?, q.dtype(), q.device())
     }
 
     /// The first `len` keys and values, as views.

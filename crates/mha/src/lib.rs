@@ -11,8 +11,8 @@
 //! | N | tokens of a packed batch |
 //!
 //! `q` is `(B, H, T, D)`, `k` is `(B, G, S, D)`, `v` is `(B, G, S, V)`; hidden states are
-//! `(B, T, E)`. Packed sequences are `(1, N, E)` with a
-//! [block-diagonal mask](AttentionMask::block_diagonal). In a mask, `1 = may attend`.
+//! `(B, T, E)`. Packed sequences are `(1, N, E)` with a mask from
+//! [`AttentionMask::with_sequences`]. In a mask, `1 = may attend`.
 //!
 //! # Modules
 //! [`mod@reference`] is textbook multi-head attention in 40 lines: start there to learn how it
@@ -22,7 +22,7 @@
 //!   [`MultiHeadAttention`]
 //! - [`MultiHeadAttention`]: project, attend, merge, with the sizes of an [`AttentionConfig`]
 //! - [`scaled_dot_product_attention`]: the attention of projected queries, keys and values
-//! - [`AttentionMask`]: which keys a query may attend to
+//! - [`AttentionMask`]: which keys a query may attend to; [`LoweredMask`]: the same for several layers
 //! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], a transformation of
 //!   queries and keys ([`QueryKeyTransform`]), and the relative positions of disentangled attention
 //!   ([`DisentangledPositions`])
@@ -75,7 +75,6 @@
 #![forbid(unsafe_code)]
 
 mod alibi;
-mod attention;
 mod causal_self_attention;
 mod config;
 mod cross_attention;
@@ -107,7 +106,7 @@ pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
-pub use mask::AttentionMask;
+pub use mask::{AttentionMask, LoweredMask};
 pub use multi_head::MultiHeadAttention;
 pub use ops::ComputeType;
 pub use options::{AttentionOptions, QueryKeyTransform};

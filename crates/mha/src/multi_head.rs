@@ -11,7 +11,7 @@ use ops::Linear;
 
 use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
-    Memory, QueryKeyTransform, Result,
+    LoweredMask, Memory, QueryKeyTransform, Result,
     sdpa::{self, Scoring},
     shape::{check_qkv, expect_dims, expect_rank, shape_error},
 };
@@ -139,7 +139,7 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
         let (q, memory) = self.project(query, key, value, None)?;
-        self.attend_with_weights(&q, &memory, mask, None)
+        self.attend_with_weights(&q, &memory, &memory.lower(mask, &q)?, None)
     }
 
     /// [`Self::forward`] with [`AttentionOptions`]: returned weights, dropout, a transformation of
@@ -156,6 +156,24 @@ impl MultiHeadAttention {
         key: &Tensor,
         value: &Tensor,
         mask: &AttentionMask,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (q, memory) = self.project(query, key, value, options.transform)?;
+        self.attend(&q, &memory, &memory.lower(mask, &q)?, options)
+    }
+
+    /// [`Self::forward_with`] with a mask that was lowered before, for scores of B, T and S of the
+    /// inputs and H of the module. Several layers can use it.
+    ///
+    /// # Errors
+    /// The errors of [`Self::forward_with`]; [`Error::Shape`] if the mask was lowered for another
+    /// shape.
+    pub fn forward_lowered(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        mask: &LoweredMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let (q, memory) = self.project(query, key, value, options.transform)?;
@@ -344,7 +362,7 @@ impl MultiHeadAttention {
         &self,
         q: &Tensor,
         memory: &Memory,
-        mask: &AttentionMask,
+        mask: &LoweredMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         if options.weights == HeadWeights::All && options.dropout.is_none() {
@@ -353,7 +371,8 @@ impl MultiHeadAttention {
             return Ok((output, Some(weights)));
         }
         let Memory { k, v } = memory;
-        let scoring = Scoring::new(q, k.dim(2)?, mask, options.disentangled)?;
+        mask.check(check_qkv(q, k, v)?)?;
+        let scoring = Scoring::new(q, mask, options.disentangled)?;
         let (compute_type, dropout) = (self.config.compute_type, options.dropout);
         let context =
             sdpa::attend_with_compute_type(q, k, v, mask, scoring, compute_type, dropout)?; // (B, H, T, V)
@@ -371,14 +390,13 @@ impl MultiHeadAttention {
         &self,
         q: &Tensor,
         memory: &Memory,
-        mask: &AttentionMask,
+        mask: &LoweredMask,
         disentangled: Option<&DisentangledPositions>,
     ) -> Result<(Tensor, Tensor)> {
         let Memory { k, v } = memory;
-        let dims = check_qkv(q, k, v)?;
-        let scoring = Scoring::new(q, dims[3], mask, disentangled)?;
-        let mask = mask.to_tensors(dims, q.dtype(), q.device())?;
-        let (context, weights) = sdpa::attend(q, k, v, &mask, scoring, None)?;
+        mask.check(check_qkv(q, k, v)?)?;
+        let scoring = Scoring::new(q, mask, disentangled)?;
+        let (context, weights) = sdpa::attend(q, k, v, mask.tensors()?, scoring, None)?;
         let output = self.merge(&context)?;
         let weights = weights.to_dtype(output.dtype())?;
         Ok((output, weights))

@@ -130,7 +130,7 @@ impl Rotary {
     ///
     /// let scaling = RotaryScaling::DynamicNtk { factor: 2., trained: 4 };
     /// let rotary = Rotary::scaled(10_000., scaling, 4, 9, &Cpu)?;
-    /// let packed = AttentionMask::block_diagonal(&[0, 3, 8])?;
+    /// let packed = AttentionMask::none().with_sequences(&[0, 3, 8])?;
     /// let x = Tensor::new(&[0f32, 1., 0., 0.], &Cpu)?.broadcast_as((1, 1, 8, 4))?;
     /// let rotated = rotary.of_mask(&packed, 1, 8)?.query(&x)?.squeeze(0)?.squeeze(0)?;
     /// let rotated = rotated.to_vec2::<f32>()?;
@@ -375,7 +375,7 @@ mod tests {
                 rotate(&x.narrow(0, b, 1)?.narrow(2, from, length)?, &AttentionMask::none())
             };
             let (long, short) = (alone(0, 0, 5)?, alone(0, 5, 3)?);
-            let packed = AttentionMask::block_diagonal(&[0, 0, 5, 8])?;
+            let packed = AttentionMask::none().with_sequences(&[0, 0, 5, 8])?;
             let packed = rotate(&x.narrow(0, 0, 1)?, &packed)?;
             assert_eq!(packed, [long.clone(), short].concat());
 

@@ -4,7 +4,7 @@
 use candle_core::{D, DType, Tensor};
 
 use crate::{
-    AttentionMask, ComputeType, DisentangledPositions, Dropout, Result, attention,
+    AttentionMask, ComputeType, DisentangledPositions, Dropout, LoweredMask, Result,
     mask::MaskTensors, shape::check_qkv,
 };
 
@@ -32,21 +32,28 @@ impl<'a> Scoring<'a> {
         Ok(Self { scale, positions: None, first_query: 0 })
     }
 
-    /// The scoring of queries `(B, H, T, D)` and `s` keys.
+    /// The scoring of queries `(B, H, T, D)` with this mask.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] if `positions` does not fit H, D or the number of tokens.
     pub(crate) fn new(
         q: &Tensor,
-        s: usize,
-        mask: &AttentionMask,
+        mask: &LoweredMask,
         positions: Option<&'a DisentangledPositions>,
     ) -> Result<Self> {
         let Some(positions) = positions else { return Self::scaled(q, None) };
-        let (_b, h, t, d) = q.dims4()?;
-        positions.check([h, d], mask.longest_sequence([t, s]))?;
+        let (_b, h, _t, d) = q.dims4()?;
+        positions.check([h, d], mask.longest_sequence())?;
         let (scale, first_query) = (positions.scale(d), mask.first_query());
         Ok(Self { scale, positions: Some(positions), first_query })
+    }
+
+    /// The scoring for the kernels.
+    fn kernel(self) -> ops::Scoring<'a> {
+        ops::Scoring {
+            scale: self.scale,
+            relative: self.positions.map(DisentangledPositions::terms),
+        }
     }
 
     /// The scoring of a block of queries that starts at query `start`.
@@ -61,8 +68,7 @@ impl<'a> Scoring<'a> {
 /// keys are −∞, or if any visible key has a score of +∞ or NaN.
 ///
 /// A CPU or CUDA kernel computes the attention if it supports the arguments. Otherwise candle's
-/// operations compute packed sequences one by one (if the mask has no other part), and long
-/// sequences in blocks of queries. A block has at most 2²⁴ scores, or `B·H·S` if `B·H·S` is larger.
+/// operations compute packed sequences one by one, and long sequences in blocks of queries. A block has at most 2²⁴ scores, or `B·H·S` if `B·H·S` is larger.
 /// With autograd, the scores of all blocks stay in memory.
 ///
 /// # Shapes
@@ -115,8 +121,8 @@ pub fn scaled_dot_product_attention(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<Tensor> {
-    check_qkv(q, k, v)?;
-    attend_with_compute_type(q, k, v, mask, Scoring::scaled(q, scale)?, ComputeType::F32, None)
+    let mask = mask.lower(check_qkv(q, k, v)?, q.dtype(), q.device())?;
+    attend_with_compute_type(q, k, v, &mask, Scoring::scaled(q, scale)?, ComputeType::F32, None)
 }
 
 /// [`scaled_dot_product_attention`] of the outputs `q`, `k` and `v` of linear maps that compute in
@@ -126,34 +132,34 @@ pub(crate) fn attend_with_compute_type(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    mask: &AttentionMask,
+    mask: &LoweredMask,
     scoring: Scoring,
     compute_type: ComputeType,
     mut dropout: Option<&mut Dropout>,
 ) -> Result<Tensor> {
-    let dims = check_qkv(q, k, v)?;
+    mask.check(check_qkv(q, k, v)?)?;
     if dropout.is_none()
-        && let Some(context) = attention::attention(q, k, v, mask, scoring, compute_type)?
+        && let Some(context) =
+            ops::attention(q, k, v, mask.kernel(), scoring.kernel(), compute_type)?
     {
         return Ok(context);
     }
-    if let Some(offsets) = mask.blocks(dims[3])? {
-        mask.blocks(dims[2])?;
-        let no_mask = MaskTensors::default();
-        let mut contexts = Vec::with_capacity(offsets.len() - 1);
-        for block in offsets.windows(2).filter(|block| block[0] < block[1]) {
-            let sequence = |x: &Tensor| x.narrow(2, block[0], block[1] - block[0]);
-            let (q, k, v) = (sequence(q)?, sequence(k)?, sequence(v)?);
+    let Some(sequences) = mask.sequences() else {
+        return attend_in_blocks(q, k, v, mask.tensors()?, scoring, dropout);
+    };
+    let mut contexts = vec![];
+    for (&start, len) in sequences.offsets().iter().zip(sequences.lengths()) {
+        if len > 0 {
+            let part = |x: &Tensor| x.narrow(2, start, len);
+            let (q, k, v, mask) = (part(q)?, part(k)?, part(v)?, mask.of_sequence(start, len)?);
             let dropout = dropout.as_deref_mut();
-            contexts.push(attend_in_blocks(&q, &k, &v, &no_mask, scoring, dropout)?);
+            contexts.push(attend_in_blocks(&q, &k, &v, mask.tensors()?, scoring, dropout)?);
         }
-        return match contexts.is_empty() {
-            true => attend_in_blocks(q, k, v, &no_mask, scoring, None), // no tokens
-            false => Ok(Tensor::cat(&contexts, 2)?),
-        };
     }
-    let mask = mask.to_tensors(dims, q.dtype(), q.device())?;
-    attend_in_blocks(q, k, v, &mask, scoring, dropout)
+    if contexts.is_empty() {
+        return attend_in_blocks(q, k, v, &MaskTensors::default(), scoring, None); // no tokens
+    }
+    Ok(Tensor::cat(&contexts, 2)?)
 }
 
 /// [`scaled_dot_product_attention`] and its attention weights.
@@ -171,8 +177,8 @@ pub fn scaled_dot_product_attention_with_weights(
     mask: &AttentionMask,
     scale: Option<f64>,
 ) -> Result<(Tensor, Tensor)> {
-    let mask = mask.to_tensors(check_qkv(q, k, v)?, q.dtype(), q.device())?;
-    let (context, weights) = attend(q, k, v, &mask, Scoring::scaled(q, scale)?, None)?;
+    let mask = mask.lower(check_qkv(q, k, v)?, q.dtype(), q.device())?;
+    let (context, weights) = attend(q, k, v, mask.tensors()?, Scoring::scaled(q, scale)?, None)?;
     Ok((context, weights.to_dtype(q.dtype())?))
 }
 
@@ -503,7 +509,7 @@ mod tests {
     fn packed_sequences_do_not_attend_to_each_other() -> Result<()> {
         let random = || Tensor::randn(0f32, 1f32, (1, 3, 6, 4), &Cpu);
         let (q, k, v) = (random()?, random()?, random()?);
-        let mask = AttentionMask::block_diagonal(&[0, 2, 2, 6])?;
+        let mask = AttentionMask::none().with_sequences(&[0, 2, 2, 6])?;
         let packed = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
         let (dense, weights) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
         assert!(max_difference(&packed, &dense)? < 5e-6);
@@ -519,6 +525,58 @@ mod tests {
                 None,
             )?;
             assert_eq!(max_difference(&part(&packed)?, &alone)?, 0.0);
+        }
+        Ok(())
+    }
+
+    /// The CPU kernel computes f32, and candle's operations compute f64 and tensors that autograd
+    /// tracks.
+    #[test]
+    fn all_parts_of_a_mask_apply_within_each_packed_sequence() -> Result<()> {
+        let none = AttentionMask::none;
+        let (offsets, h, n) = ([0, 4, 4, 5, 12], 2, 12);
+        let random = |shape: &[usize]| Tensor::randn(0f64, 1f64, shape, &Cpu);
+        let (table, bias) = (random(&[h, 21])?, random(&[h, n, n])?);
+        let padding = Tensor::new(&[[1u8, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1]], &Cpu)?;
+        let heads = Tensor::new(&[1f64, 0.5], &Cpu)?;
+        type MaskOfTokens<'a> = &'a dyn Fn(usize, usize) -> Result<AttentionMask>;
+        let masks: [(&str, MaskOfTokens); 7] = [
+            ("causal", &|_, _| Ok(AttentionMask::causal(0))),
+            ("causal with an offset", &|_, _| Ok(AttentionMask::causal(2))),
+            ("window", &|_, _| Ok(none().with_window(2))),
+            ("causal window", &|_, _| Ok(AttentionMask::causal(1).with_window(3))),
+            ("distance bias", &|_, _| none().with_distance_bias(&table)),
+            ("all biases", &|start, len| {
+                let bias = bias.narrow(1, start, len)?.narrow(2, start, len)?;
+                let mask = AttentionMask::causal(0).with_distance_bias(&table)?;
+                mask.with_bias(&bias)?.with_head_mask(&heads)
+            }),
+            ("padding", &|start, len| {
+                AttentionMask::causal(0).with_padding(&padding.narrow(1, start, len)?)
+            }),
+        ];
+        for dtype in [DType::F32, DType::F64] {
+            let heads = || random(&[1, h, n, 4])?.to_dtype(dtype);
+            let (q, k, v) = (heads()?, heads()?, heads()?);
+            let tracked = Var::from_tensor(&q)?;
+            for (name, mask) in &masks {
+                let packed = mask(0, n)?.with_sequences(&offsets)?;
+                let untracked = scaled_dot_product_attention(&q, &k, &v, &packed, None)?;
+                let by_candle = scaled_dot_product_attention(&tracked, &k, &v, &packed, None)?;
+                let (with_weights, _) =
+                    scaled_dot_product_attention_with_weights(&q, &k, &v, &packed, None)?;
+                for (start, end) in offsets.into_iter().zip(offsets.into_iter().skip(1)) {
+                    let part = |x: &Tensor| x.narrow(2, start, end - start);
+                    let (q, k, v) = (part(&q)?, part(&k)?, part(&v)?);
+                    let mask = mask(start, end - start)?;
+                    let expected = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
+                    for got in [&untracked, &by_candle, &with_weights] {
+                        let difference = max_difference(&part(got)?, &expected)?;
+                        let what = format!("{name}, {dtype:?}, {start}..{end}");
+                        assert!(difference < 2e-6, "{what}: {difference}");
+                    }
+                }
+            }
         }
         Ok(())
     }

@@ -5,7 +5,10 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
-use crate::{AttentionConfig, AttentionMask, AttentionOptions, Error, MultiHeadAttention, Result};
+use crate::{
+    AttentionConfig, AttentionMask, AttentionOptions, Error, LoweredMask, MultiHeadAttention,
+    Result,
+};
 
 /// [`MultiHeadAttention`] whose queries, keys and values come from the same hidden states.
 ///
@@ -79,6 +82,19 @@ impl SelfAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         self.0.forward_with(x, x, x, mask, options).map_err(Error::with_query_named_x)
+    }
+
+    /// [`Self::forward_with`] with a mask that was lowered before; see [`AttentionMask::lower`].
+    ///
+    /// # Errors
+    /// The errors of [`MultiHeadAttention::forward_lowered`].
+    pub fn forward_lowered(
+        &self,
+        x: &Tensor,
+        mask: &LoweredMask,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        self.0.forward_lowered(x, x, x, mask, options).map_err(Error::with_query_named_x)
     }
 }
 

@@ -77,6 +77,11 @@ pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]
     Ok([b, h, t, s])
 }
 
+/// The dtype of the scores of queries with this dtype.
+pub(crate) fn score_dtype(queries: DType) -> DType {
+    if queries == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
 /// Checks the offsets of packed sequences.
 ///
 /// # Shapes

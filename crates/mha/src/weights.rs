@@ -3,8 +3,7 @@
 use candle_core::Tensor;
 
 use crate::{
-    AttentionMask, Error, Result,
-    mask::MaskTensors,
+    Error, LoweredMask, Result,
     sdpa::{self, Scoring},
     shape::check_qkv,
 };
@@ -53,18 +52,19 @@ impl HeadWeights {
     ///
     /// # Errors
     /// [`Error::Head`] for a head that does not exist; the errors of [`check_qkv`] and
-    /// [`AttentionMask::to_tensors`].
+    /// [`LoweredMask::check`].
     pub(crate) fn compute(
         &self,
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        mask: &AttentionMask,
+        mask: &LoweredMask,
         scoring: Scoring,
     ) -> Result<Tensor> {
         let dims = check_qkv(q, k, v)?;
         let [b, h, t, s] = dims;
-        let mask: MaskTensors = mask.to_tensors(dims, q.dtype(), q.device())?;
+        mask.check(dims)?;
+        let mask = mask.tensors()?;
         let heads = match self {
             Self::None => vec![],
             Self::All | Self::Mean => (0..h).collect(),
@@ -78,7 +78,7 @@ impl HeadWeights {
             let dims = if is_mean { vec![b, t, s] } else { vec![b, heads.len(), t, s] };
             return Ok(Tensor::zeros(dims, q.dtype(), q.device())?); // has no elements
         }
-        let head_weights = |head| sdpa::weights_of_head(q, k, &mask, scoring, head); // (B, 1, T, S)
+        let head_weights = |head| sdpa::weights_of_head(q, k, mask, scoring, head); // (B, 1, T, S)
         if is_mean {
             let mut sum = head_weights(0)?;
             for head in 1..h {

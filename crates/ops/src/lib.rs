@@ -1,13 +1,14 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. [`rotate_in_place`] and [`mean_pool`] compute nothing if no kernel supports the
-//! tensors; the caller then uses candle's operations. The kernels compute no gradients, so candle's
-//! operations are used for inputs that autograd tracks.
+//! operations. [`attention()`], [`rotate_in_place`] and [`mean_pool`] compute nothing if no kernel
+//! supports the tensors; the caller then uses candle's operations. The kernels compute no gradients,
+//! so candle's operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
+//! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; D = 32 or 64; packed sequences, causal, window, bias by distance |
 //! | [`rotate_in_place`] | rotary position embedding | f32, bf16 | – |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
 //! | [`add()`] | `x + y` | f32 | – |
@@ -24,12 +25,12 @@
 
 mod activation;
 mod add;
+mod attention;
+mod attention_mask;
 mod cosine;
-#[doc(hidden)] // public for the attention of the crate `mha`
-pub mod cpu;
+mod cpu;
 #[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub mod cuda;
+mod cuda;
 mod cuda_graph;
 mod embed;
 mod error;
@@ -42,12 +43,14 @@ mod widen;
 
 pub use activation::Activation;
 pub use add::add;
+pub use attention::{RelativeTerms, Scoring, attention};
+pub use attention_mask::{KernelMask, MaskParts, Sequences};
 pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, keep_freed_memory};
 pub use embed::{Table, embed};
 pub use error::{Error, Result};
 pub use layer_norm::LayerNorm;
-pub use linear::{Linear, attention_dtype};
+pub use linear::Linear;
 pub use mha_kernels::{ComputeType, Isa, SharedBytes, max_threads, release_freed_memory, zeros};
 pub use packed_weights::{PackedArray, PackedWeights, skips_data};
 pub use pool::{l2_normalize, mean_pool};

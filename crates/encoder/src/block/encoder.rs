@@ -1,9 +1,12 @@
 //! The encoder: a stack of L layers, with an optional normalisation at the end.
 
+use std::collections::{HashMap, hash_map::Entry};
+
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
 use mha::{
-    AttentionMask, AttentionOptions, HeadWeights, RelativeBias, Rotary, RotaryAt, RotaryScaling,
+    AttentionMask, AttentionOptions, HeadWeights, LoweredMask, RelativeBias, Rotary, RotaryAt,
+    RotaryScaling,
 };
 
 use crate::{
@@ -26,7 +29,7 @@ use crate::{
 /// let encoder = Encoder::new(&config, init.var_builder(&VarMap::new(), 1, DType::F32, &Cpu))?;
 ///
 /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?; // sequences of 2 and 3 tokens
-/// let packed = encoder.forward(&x, &AttentionMask::block_diagonal(&[0, 2, 5])?)?;
+/// let packed = encoder.forward(&x, &AttentionMask::none().with_sequences(&[0, 2, 5])?)?;
 /// let alone = encoder.forward(&x.narrow(1, 0, 2)?, &AttentionMask::none())?;
 /// let is_close = (packed.narrow(1, 0, 2)? - alone)?.abs()?.lt(1e-5)?; // 0 for NaN
 /// assert_eq!(is_close.min_all()?.to_scalar::<u8>()?, 1);
@@ -118,8 +121,8 @@ impl Encoder {
     /// The hidden states after the last layer.
     ///
     /// # Shapes
-    /// `x`: `(B, T, E)`, or packed sequences `(1, N, E)` with a
-    /// [block-diagonal mask](AttentionMask::block_diagonal); returns the same shape
+    /// `x`: `(B, T, E)`, or packed sequences `(1, N, E)` with their
+    /// [mask](AttentionMask::with_sequences); returns the same shape
     /// # Errors
     /// [`Error::TooLong`] for a sequence of more than [`EncoderConfig::max_tokens`] tokens if the
     /// positions are rotary, ALiBi, relative or disentangled; the errors of
@@ -158,6 +161,17 @@ impl Encoder {
         }
         let rotations = self.rotary.iter().map(|rotary| rotary.of_mask(&mask, b, t));
         let rotations: Vec<RotaryAt> = rotations.collect::<mha::Result<_>>()?;
+        // The mask of each distinct window of the layers.
+        let mut masks: HashMap<Option<usize>, LoweredMask> = HashMap::new();
+        for &window in &self.windows {
+            if let Entry::Vacant(entry) = masks.entry(window) {
+                let mask = match window {
+                    None => mask.clone(),
+                    Some(radius) => mask.clone().with_window(radius),
+                };
+                entry.insert(self.layers[0].lower(x, &mask)?);
+            }
+        }
         let mut x = x.clone();
         for i in 0..self.num_hidden_layers {
             let mut options = AttentionOptions::new().with_weights(select(i));
@@ -174,12 +188,7 @@ impl Encoder {
                 options = options.with_disentangled(positions);
             }
             let weights;
-            (x, weights) = match self.windows[i] {
-                None => layer.forward_with(&x, &mask, options)?,
-                Some(radius) => {
-                    layer.forward_with(&x, &mask.clone().with_window(radius), options)?
-                }
-            };
+            (x, weights) = layer.forward_lowered(&x, &masks[&self.windows[i]], options)?;
             if let Some(norm) = &self.final_norm
                 && i + 1 == self.num_hidden_layers
             {
@@ -319,7 +328,7 @@ mod tests {
         let frozen = Encoder::new(&config, vb)?;
         let batched = frozen.forward(&x, &AttentionMask::none())?;
         assert!(difference(&batched)? < 1e-5, "{config:?}: {}", difference(&batched)?);
-        let mask = AttentionMask::block_diagonal(&[0, 7, 14])?;
+        let mask = AttentionMask::none().with_sequences(&[0, 7, 14])?;
         let packed = frozen.forward(&x.reshape((1, 14, 12))?, &mask)?.reshape((2, 7, 12))?;
         assert!(difference(&packed)? < 1e-5, "{config:?}: {}", difference(&packed)?);
         Ok(())

@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::VarBuilder;
-use mha::{AttentionMask, AttentionOptions, SelfAttention};
+use mha::{AttentionMask, AttentionOptions, LoweredMask, SelfAttention};
 
 use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 
@@ -97,9 +97,27 @@ impl EncoderLayer {
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
+        let mask = self.lower(x, mask)?;
+        self.forward_lowered(x, &mask, options)
+    }
+
+    /// The mask for [`Self::forward_lowered`] of inputs with the shape of `x`, `(B, T, E)`.
+    pub(crate) fn lower(&self, x: &Tensor, mask: &AttentionMask) -> Result<LoweredMask> {
+        let (b, t, _e) = x.dims3()?;
+        let heads = self.attention.attention().config().num_attention_heads;
+        Ok(mask.lower([b, heads, t, t], x.dtype(), x.device())?)
+    }
+
+    /// [`Self::forward_with`] with a mask from [`Self::lower`]. All layers of an encoder can use it.
+    pub(crate) fn forward_lowered(
+        &self,
+        x: &Tensor,
+        mask: &LoweredMask,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         match (&self.attention_norm, self.placement) {
             (Some(attention_norm), NormPlacement::Post) => {
-                let (attended, weights) = self.attention.forward_with(x, mask, options)?;
+                let (attended, weights) = self.attention.forward_lowered(x, mask, options)?;
                 let x = attention_norm.forward_sum(x, &attended)?; // (B, T, E)
                 let transformed = self.feed_forward.forward(&x)?;
                 Ok((self.feed_forward_norm.forward_sum(&x, &transformed)?, weights))
@@ -109,7 +127,7 @@ impl EncoderLayer {
                     Some(norm) => norm.forward(x)?,
                     None => x.clone(),
                 };
-                let (attended, weights) = self.attention.forward_with(&normed, mask, options)?;
+                let (attended, weights) = self.attention.forward_lowered(&normed, mask, options)?;
                 let x = ops::add(x, &attended)?; // (B, T, E)
                 let normed = self.feed_forward_norm.forward(&x)?;
                 Ok((ops::add(&x, &self.feed_forward.forward(&normed)?)?, weights))

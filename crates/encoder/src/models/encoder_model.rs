@@ -301,7 +301,7 @@ impl EncoderModel {
         }
         let encode = |batch: &PackedBatch| {
             let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
-            let mask = AttentionMask::block_diagonal(batch.offsets())?;
+            let mask = AttentionMask::none().with_sequences(batch.offsets())?;
             self.graphs.run(batch.offsets(), &ids, &mask, |ids, mask| {
                 Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
             })

@@ -1,16 +1,12 @@
 //! [`AttentionMask`]: which keys each query may attend to.
 
-use std::sync::Arc;
-
 use candle_core::{DType, Device, Tensor};
+use ops::Sequences;
 
-use super::{
-    keep::{Keep, keys_before},
-    tensors::score_dtype,
-};
+use super::keep::{Keep, keys_before};
 use crate::{
     Error, Result,
-    shape::{check_offsets, expect_dims, expect_rank, shape_error},
+    shape::{check_offsets, expect_dims, expect_rank, score_dtype, shape_error},
 };
 
 /// Which keys each query may attend to; `1 = may attend`, as in Hugging Face's `attention_mask`
@@ -22,7 +18,8 @@ use crate::{
 /// value vector do not affect the gradients of queries, keys and values either. The output of a
 /// query with no visible key is zero.
 ///
-/// A mask is only a description. Attention converts it to tensors once the shapes are known.
+/// A mask is only a description. Attention lowers it once the shapes are known; see
+/// [`AttentionMask::lower`].
 ///
 /// # Examples
 /// Padding: a sequence of 3 tokens and one of 2, padded to 4:
@@ -62,11 +59,7 @@ pub struct AttentionMask {
     pub(super) causal: Option<usize>,
     /// Maximum distance between a query and a visible key.
     pub(super) window: Option<usize>,
-    /// The index of the first token of each packed sequence, then N.
-    pub(super) blocks: Option<Arc<[usize]>>,
-    /// `blocks` in the form that the CUDA kernel expects, copied to the GPU once for all layers.
-    #[cfg(feature = "cuda")]
-    tiles: Arc<std::sync::OnceLock<mha_kernels_cuda::Tiles>>,
+    pub(super) sequences: Option<Sequences>,
     pub(super) keep: Vec<Tensor>, // each broadcasts to (B, H, T, S), u8
     pub(super) bias: Vec<Tensor>, // each broadcasts to (B, H, T, S)
     pub(super) distance_bias: Option<Tensor>, // (H, 2·radius + 1)
@@ -79,18 +72,39 @@ impl AttentionMask {
         Self::default()
     }
 
-    /// Query `t` sees the keys up to `t + offset`. `offset` is the number of keys before the first
-    /// query: 0 without a cache, else the number of tokens in the cache.
+    /// A mask with [`Self::with_causal`] only.
     pub fn causal(offset: usize) -> Self {
-        Self { causal: Some(offset), ..Self::default() }
+        Self::none().with_causal(offset)
+    }
+
+    /// Query `t` sees the keys up to `t + offset`. `offset` is the number of keys before the first
+    /// query: 0 without a cache, else the number of tokens in the cache. In packed sequences, query
+    /// and keys are counted from the first token of their sequence.
+    ///
+    /// If the method is called twice, the smaller offset applies.
+    ///
+    /// # Examples
+    /// Packed sequences of 1 and 2 tokens:
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention as attend};
+    ///
+    /// let mask = AttentionMask::none().with_sequences(&[0, 1, 3])?.with_causal(0);
+    /// let q = Tensor::zeros((1, 1, 3, 1), candle_core::DType::F32, &Cpu)?; // all scores are 0
+    /// let v = Tensor::new(&[7f32, 2., 4.], &Cpu)?.reshape((1, 1, 3, 1))?;
+    /// let out = attend(&q, &q, &v, &mask, None)?.flatten_all()?;
+    /// assert_eq!(out.to_vec1::<f32>()?, [7., 2., 3.]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn with_causal(self, offset: usize) -> Self {
+        let causal = Some(self.causal.map_or(offset, |earlier| earlier.min(offset)));
+        Self { causal, ..self }
     }
 
     /// The tokens of each packed sequence see the tokens of the same sequence only.
     ///
-    /// Attention runs sequence by sequence and computes no scores between sequences. In two cases
-    /// it computes all `(N, N)` scores and hides those between sequences: if it returns weights, or
-    /// if the mask has other parts and the CPU kernel does not compute the attention. For causal
-    /// attention within packed sequences, add a lower triangle of `(N, N)` by [`Self::with_keep`].
+    /// Attention runs sequence by sequence and computes no scores between sequences, except if it
+    /// returns weights. If the method is called twice, the sequences of the second call apply.
     ///
     /// # Shapes
     /// `offsets`: the index of the first token of each sequence, then N, the number of packed
@@ -106,7 +120,7 @@ impl AttentionMask {
     /// use candle_core::{Device::Cpu, Tensor};
     /// use mha::{AttentionMask, scaled_dot_product_attention as attend};
     ///
-    /// let mask = AttentionMask::block_diagonal(&[0, 1, 3])?;
+    /// let mask = AttentionMask::none().with_sequences(&[0, 1, 3])?;
     /// assert_eq!(mask.positions(3)?, [0, 0, 1]);
     /// let q = Tensor::zeros((1, 1, 3, 1), candle_core::DType::F32, &Cpu)?; // all scores are 0
     /// let v = Tensor::new(&[7f32, 2., 4.], &Cpu)?.reshape((1, 1, 3, 1))?;
@@ -114,9 +128,9 @@ impl AttentionMask {
     /// assert_eq!(out.to_vec1::<f32>()?, [7., 3., 3.]);
     /// # Ok::<(), mha::Error>(())
     /// ```
-    pub fn block_diagonal(offsets: &[usize]) -> Result<Self> {
+    pub fn with_sequences(self, offsets: &[usize]) -> Result<Self> {
         check_offsets(offsets, 0, offsets.last().copied().unwrap_or(0))?;
-        Ok(Self { blocks: Some(offsets.into()), ..Self::default() })
+        Ok(Self { sequences: Some(Sequences::new(offsets)), ..self })
     }
 
     /// Hides the keys of each sequence where `padding` is 0.
@@ -353,32 +367,19 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// The position of each of `t` queries in its sequence: the index in the packed sequence, or
-    /// `0..t` shifted by the offset of a causal mask. Positions beyond `u32::MAX` are `u32::MAX`.
+    /// The position of each of `t` queries in its sequence: its index in the sequence plus the offset
+    /// of a causal mask. Positions beyond `u32::MAX` are `u32::MAX`.
     ///
     /// # Errors
     /// [`Error::Offset`] if the last offset of packed sequences is not `t`.
     pub fn positions(&self, t: usize) -> Result<Vec<u32>> {
-        self.check_blocks(t)?;
-        let first = u32::try_from(self.first_query()).unwrap_or(u32::MAX);
-        Ok(match &self.blocks {
-            None => (0..t as u32).map(|i| first.saturating_add(i)).collect(),
-            Some(offsets) => offsets.windows(2).flat_map(|w| 0..(w[1] - w[0]) as u32).collect(),
+        self.check_sequences(t)?;
+        let first = u32::try_from(self.causal.unwrap_or(0)).unwrap_or(u32::MAX);
+        let positions = |length: usize| (0..length as u32).map(move |i| first.saturating_add(i));
+        Ok(match &self.sequences {
+            None => positions(t).collect(),
+            Some(sequences) => sequences.lengths().flat_map(positions).collect(),
         })
-    }
-
-    /// The position of the first query, counted from the first key (the offset of the causal mask).
-    pub(crate) fn first_query(&self) -> usize {
-        self.causal.unwrap_or(0)
-    }
-
-    /// One more than the largest position of `t` queries and `s` keys, counted from the first key.
-    /// For packed sequences, the length of the longest one.
-    pub(crate) fn longest_sequence(&self, [t, s]: [usize; 2]) -> usize {
-        match &self.blocks {
-            None => s.max(t.saturating_add(self.first_query())),
-            Some(offsets) => offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
-        }
     }
 
     /// The number of tokens of each packed sequence, or of each of `b` sequences of `t` queries.
@@ -400,15 +401,16 @@ impl AttentionMask {
     /// let padding = Tensor::new(&[[0u8, 1, 0, 1, 0], [0, 0, 1, 1, 1]], &Cpu)?;
     /// let mask = AttentionMask::none().with_padding(&padding)?;
     /// assert_eq!(mask.sequence_lengths(2, 5)?, [3, 3]);
-    /// assert_eq!(AttentionMask::block_diagonal(&[0, 3, 5])?.sequence_lengths(1, 5)?, [3, 2]);
+    /// let packed = AttentionMask::none().with_sequences(&[0, 3, 5])?;
+    /// assert_eq!(packed.sequence_lengths(1, 5)?, [3, 2]);
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn sequence_lengths(&self, b: usize, t: usize) -> Result<Vec<usize>> {
-        self.check_blocks(t)?;
-        if let Some(offsets) = &self.blocks {
-            return Ok(offsets.windows(2).map(|w| w[1] - w[0]).collect());
+        self.check_sequences(t)?;
+        if let Some(sequences) = &self.sequences {
+            return Ok(sequences.lengths().collect());
         }
-        let s = t.saturating_add(self.first_query());
+        let s = t.saturating_add(self.causal.unwrap_or(0));
         let Some(visible) = self.keys(b, s, &Device::Cpu)? else { return Ok(vec![s; b]) };
         let length = |row: Vec<u8>| {
             let first = row.iter().position(|&visible| visible == 1)?;
@@ -417,9 +419,9 @@ impl AttentionMask {
         Ok(visible.to_vec2()?.into_iter().map(|row| length(row).unwrap_or(0)).collect())
     }
 
-    /// Whether the mask was created by [`Self::block_diagonal`].
+    /// Whether the mask has packed sequences, from [`Self::with_sequences`].
     pub fn is_packed(&self) -> bool {
-        self.blocks.is_some()
+        self.sequences.is_some()
     }
 
     /// The visible keys, if the mask has no other parts than padding and valid lengths per
@@ -451,59 +453,22 @@ impl AttentionMask {
 
     /// Whether the mask has no other parts than padding and valid lengths per sequence.
     pub fn is_padding_alone(&self) -> bool {
-        self.blocks.is_none() && self.is_same_within_sequences()
-    }
-
-    /// The offsets of packed sequences, if the mask has no other part; `None` otherwise.
-    ///
-    /// # Errors
-    /// [`Error::Offset`] if the last offset is not `n`.
-    pub(crate) fn blocks(&self, n: usize) -> Result<Option<&[usize]>> {
-        self.check_blocks(n)?;
-        let has_no_other_part =
-            self.is_same_within_sequences() && self.padding.is_none() && self.valid_lens.is_none();
-        Ok(self.blocks.as_deref().filter(|_| has_no_other_part))
-    }
-
-    /// The packed sequences in the form that the CUDA kernel expects, on this device. The tiles of
-    /// the first device that was used are stored, and shared by all clones of this mask. The tiles
-    /// of any other device are computed at each call.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn cuda_tiles(
-        &self,
-        device: &candle_core::CudaDevice,
-        offsets: &[usize],
-    ) -> Result<mha_kernels_cuda::Tiles> {
-        if let Some(tiles) = self.tiles.get().filter(|tiles| tiles.are_on(device)) {
-            return Ok(tiles.clone());
-        }
-        let made = mha_kernels_cuda::Tiles::new(device, offsets)?;
-        self.tiles.set(made.clone()).ok(); // another device may have been used first
-        Ok(made)
+        self.sequences.is_none()
+            && self.causal.is_none()
+            && self.window.is_none()
+            && self.query_lens.is_none()
+            && self.keep.is_empty()
+            && self.bias.is_empty()
+            && self.distance_bias.is_none()
+            && self.head_mask.is_none()
     }
 
     /// Checks that the last offset of packed sequences is `n`.
     ///
     /// # Errors
     /// [`Error::Offset`] if it is not.
-    pub(super) fn check_blocks(&self, n: usize) -> Result<()> {
-        self.blocks.as_ref().map_or(Ok(()), |offsets| check_offsets(offsets, 0, n))
-    }
-
-    /// Whether the mask has no other parts than packed sequences, padding and the valid length of
-    /// each sequence. These parts are the same for all queries and heads of a sequence.
-    fn is_same_within_sequences(&self) -> bool {
-        !self.has_per_query_part() && self.head_mask.is_none() && self.distance_bias.is_none()
-    }
-
-    /// Whether the mask has a causal, window, query-length, keep or bias part. Packed sequences and
-    /// the distance bias, which also differ between queries, and the head mask are not examined.
-    pub(crate) fn has_per_query_part(&self) -> bool {
-        self.causal.is_some()
-            || self.window.is_some()
-            || self.query_lens.is_some()
-            || !self.keep.is_empty()
-            || !self.bias.is_empty()
+    pub(super) fn check_sequences(&self, n: usize) -> Result<()> {
+        self.sequences.as_ref().map_or(Ok(()), |x| check_offsets(x.offsets(), 0, n))
     }
 
     /// The keys that padding and the valid length of each sequence leave visible, `(B, S)` of u8;
@@ -576,8 +541,8 @@ mod tests {
 
     /// The keep mask of one sequence and one head, a row per query.
     fn rows(mask: &AttentionMask, t: usize, s: usize) -> Result<Vec<Vec<u8>>> {
-        let keep =
-            mask.to_tensors([1, 1, t, s], DType::F32, &Cpu)?.keep.expect("a mask that hides keys");
+        let mask = mask.lower([1, 1, t, s], DType::F32, &Cpu)?;
+        let keep = mask.tensors()?.keep.as_ref().expect("a mask that hides keys");
         Ok(keep.broadcast_as((1, 1, t, s))?.squeeze(0)?.squeeze(0)?.to_vec2()?)
     }
 
@@ -670,7 +635,7 @@ mod tests {
             ),
             (heads, "head mask has the wrong shape: expected (H,) = [3], got [2]"),
         ] {
-            let error = mask.to_tensors([2, 3, 5, 4], DType::F32, &Cpu).err().unwrap();
+            let error = mask.lower([2, 3, 5, 4], DType::F32, &Cpu).err().unwrap();
             assert_eq!(error.to_string(), expected);
         }
         let rank_3 = Tensor::zeros((1, 1, 1), DType::U32, &Cpu)?;
@@ -683,6 +648,7 @@ mod tests {
 
     #[test]
     fn offsets_must_be_sorted_from_zero_to_the_number_of_tokens() -> Result<()> {
+        let none = AttentionMask::none;
         for (wrong, message) in [
             (
                 &[][..],
@@ -691,12 +657,12 @@ mod tests {
             (&[1, 2], "offsets[0] is 1: expected 0"),
             (&[0, 3, 2], "offsets[2] is 2: expected at least 3, because offsets[1] is 3"),
         ] {
-            assert_eq!(AttentionMask::block_diagonal(wrong).unwrap_err().to_string(), message);
+            assert_eq!(none().with_sequences(wrong).unwrap_err().to_string(), message);
         }
-        let mask = AttentionMask::block_diagonal(&[0, 3, 5])?;
-        assert_eq!(mask.blocks(5)?, Some(&[0, 3, 5][..]));
+        let mask = none().with_sequences(&[0, 3, 5])?;
+        assert_eq!(mask.positions(5)?, [0, 1, 2, 0, 1]);
         assert_eq!(
-            mask.blocks(6).unwrap_err().to_string(),
+            mask.positions(6).unwrap_err().to_string(),
             "offsets[2] is 5: expected 6, the number of tokens"
         );
         Ok(())

@@ -1,14 +1,14 @@
 //! Attention masks: which keys each query may attend to, `1 = may attend`.
 //!
-//! [`AttentionMask`] describes a mask. `tensors` converts the description to tensors for candle's
-//! operations, and `kernel` converts it to slices for the CPU kernel. Both use `keep` to combine
-//! the boolean parts of a mask.
+//! [`AttentionMask`] describes a mask. [`LoweredMask`] is the mask for scores of one shape: the
+//! parts that the kernels of the crate `ops` compute, and the tensors of `tensors` for candle's
+//! operations. `keep` combines the boolean parts of a mask.
 
 mod attention_mask;
 mod keep;
-mod kernel;
+mod lowered;
 mod tensors;
 
 pub use attention_mask::AttentionMask;
-pub(crate) use kernel::{BroadcastTensor, KernelMask};
+pub use lowered::LoweredMask;
 pub(crate) use tensors::MaskTensors;

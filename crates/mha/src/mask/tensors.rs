@@ -2,6 +2,7 @@
 //! hidden scores of candle tensors to −∞.
 
 use candle_core::{DType, Device, Tensor};
+use ops::MaskParts;
 
 use super::{
     AttentionMask,
@@ -13,118 +14,14 @@ use crate::{
 };
 
 impl AttentionMask {
-    /// The mask as tensors for `(B, H, T, S)` scores of queries with this dtype.
+    /// The head mask, `(1, H, 1, 1)`.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`], [`crate::Error::Offset`] or [`crate::Error::ValidLength`] for a
-    /// part that does not fit `dims`.
-    pub(crate) fn to_tensors(
-        &self,
-        dims: [usize; 4],
-        dtype: DType,
-        device: &Device,
-    ) -> Result<MaskTensors> {
-        let [b, h, t, s] = dims;
-        let dtype = score_dtype(dtype);
-        let keys = self.keys(b, s, device)?;
-        let mut keep = Keep::default();
-        if let Some(keys) = &keys {
-            keep.and(keys.reshape((b, 1, 1, s))?)?;
-        }
-        if let Some(offset) = self.causal {
-            let query = Tensor::arange(0, t as u32, device)?.reshape((1, 1, t, 1))?;
-            let key = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
-            // With offset S every key is visible.
-            let offset = Tensor::new(offset.min(s) as u32, device)?;
-            keep.and(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
-        }
-        if let Some(offsets) = &self.blocks {
-            self.check_blocks(t)?;
-            self.check_blocks(s)?;
-            let sequence_of: Vec<u32> = (0u32..)
-                .zip(offsets.windows(2))
-                .flat_map(|(i, w)| std::iter::repeat_n(i, w[1] - w[0]))
-                .collect();
-            let row = Tensor::new(sequence_of, device)?;
-            keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
-        }
-        if let Some(radius) = self.window {
-            keep.and(window(radius, self.first_query(), t, s, device)?)?;
-        }
-        let (query_keep, mut bias) = self.per_query_parts(dims, dtype, device)?;
-        if let Some(distances) = self.distances(dims, device)? {
-            let distances = distances.to_dtype(dtype)?;
-            bias = Some(match bias {
-                None => distances,
-                Some(bias) => bias.broadcast_add(&distances)?,
-            });
-        }
-        if let Some(query_keep) = query_keep {
-            keep.and(query_keep)?;
-        }
-        if let Some(bias) = &bias {
-            keep.and(bias.ne(f64::NEG_INFINITY)?)?;
-        }
-        let head_mask = self.heads(h, device)?;
-        let is_padding_alone = self.is_padding_alone();
-        Ok(MaskTensors { is_padding_alone, keep: keep.into_tensor(), keys, bias, head_mask })
-    }
-
-    /// The head mask, `(1, H, 1, 1)`.
-    fn heads(&self, h: usize, device: &Device) -> Result<Option<Tensor>> {
+    /// [`crate::Error::Shape`] if the mask does not have `h` factors.
+    pub(super) fn heads(&self, h: usize, device: &Device) -> Result<Option<Tensor>> {
         let Some(head_mask) = &self.head_mask else { return Ok(None) };
         expect_dims("head mask", head_mask, &[h], "(H,)")?;
         Ok(Some(head_mask.to_device(device)?.reshape((1, h, 1, 1))?))
-    }
-
-    /// Multiplies `context` `(B, H, T, V)` by the head mask.
-    pub(crate) fn scale_heads(&self, context: Tensor) -> Result<Tensor> {
-        let head_mask = self.heads(context.dim(1)?, context.device())?;
-        if head_mask.is_none() {
-            return Ok(context);
-        }
-        let scaled = MaskTensors { head_mask, ..MaskTensors::default() };
-        Ok(scaled.scale_heads(context.to_dtype(DType::F32)?)?.to_dtype(context.dtype())?)
-    }
-
-    /// Whether autograd tracks a part of the mask.
-    pub(crate) fn is_tracked(&self) -> bool {
-        let parts = self.bias.iter().chain(&self.distance_bias).chain(&self.head_mask);
-        parts.into_iter().any(Tensor::track_op)
-    }
-
-    /// The bias of the distances, `(1, H, T, S)`.
-    fn distances(&self, dims: [usize; 4], device: &Device) -> Result<Option<Tensor>> {
-        let Some(table) = &self.distance_bias else { return Ok(None) };
-        let [_b, h, t, s] = dims;
-        let radius = self.check_distances(table, h, [t, s])?;
-        let offset = self.first_query();
-        // Pairs of tokens of different packed sequences are hidden, whatever their bias.
-        let column = |t: usize, s: usize| (radius + s).saturating_sub(t + offset).min(2 * radius);
-        let columns = (0..t).flat_map(|t| (0..s).map(move |s| column(t, s) as u32));
-        let columns = Tensor::from_iter(columns, device)?;
-        let bias = table.to_device(device)?.contiguous()?.index_select(&columns, 1)?;
-        Ok(Some(bias.reshape((1, h, t, s))?))
-    }
-
-    /// Checks the table of a distance bias for `t` queries and `s` keys. Returns the radius.
-    ///
-    /// # Errors
-    /// [`crate::Error::Shape`] if the table does not have `h` rows, or if a distance exceeds the
-    /// radius.
-    pub(super) fn check_distances(
-        &self,
-        table: &Tensor,
-        h: usize,
-        [t, s]: [usize; 2],
-    ) -> Result<usize> {
-        let radius = table.dim(1)? / 2;
-        let least = self.longest_sequence([t, s]).saturating_sub(1);
-        if table.dim(0)? != h || radius < least {
-            let expected = format!("(H, 2·R + 1) with H = {h} and R of at least {least}");
-            return Err(shape_error("distance bias", table, expected));
-        }
-        Ok(radius)
     }
 
     /// The parts that can differ between queries or heads, except the causal mask, the window, the
@@ -161,13 +58,8 @@ impl AttentionMask {
     }
 }
 
-/// The dtype of the scores of queries with this dtype.
-pub(super) fn score_dtype(queries: DType) -> DType {
-    if queries == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 /// A mask as tensors.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct MaskTensors {
     pub(super) keep: Option<Tensor>, // broadcasts to (B, H, T, S), u8
     keys: Option<Tensor>,            // (B, S), u8
@@ -178,6 +70,62 @@ pub(crate) struct MaskTensors {
 }
 
 impl MaskTensors {
+    /// The mask of scores with the dims B, H, T and S.
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] if a tensor operation fails.
+    pub(super) fn new(dims: [usize; 4], parts: &MaskParts, device: &Device) -> Result<Self> {
+        let [b, _h, t, s] = dims;
+        let mut keep = Keep::default();
+        if let Some(keys) = &parts.keys {
+            keep.and(keys.reshape((b, 1, 1, s))?)?;
+        }
+        if let Some(offset) = parts.causal {
+            let query = Tensor::arange(0, t as u32, device)?.reshape((1, 1, t, 1))?;
+            let key = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
+            // With offset S every key is visible.
+            let offset = Tensor::new(offset.min(s) as u32, device)?;
+            keep.and(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
+        }
+        if let Some(sequences) = &parts.sequences {
+            let sequence_of: Vec<u32> = (0u32..)
+                .zip(sequences.lengths())
+                .flat_map(|(i, length)| std::iter::repeat_n(i, length))
+                .collect();
+            let row = Tensor::new(sequence_of, device)?;
+            keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
+        }
+        if let Some(radius) = parts.window {
+            keep.and(window(radius, parts.first_query(), t, s, device)?)?;
+        }
+        let mut bias = parts.bias.clone();
+        if let Some(table) = &parts.distance_bias {
+            let distances = distances(table, parts.first_query(), dims)?;
+            bias = Some(match bias {
+                None => distances,
+                Some(bias) => bias.broadcast_add(&distances)?,
+            });
+        }
+        if let Some(query_keep) = &parts.keep {
+            keep.and(query_keep.clone())?;
+        }
+        let is_padding_alone = parts.sequences.is_none()
+            && parts.causal.is_none()
+            && parts.window.is_none()
+            && parts.keep.is_none()
+            && bias.is_none();
+        if let Some(bias) = &bias {
+            keep.and(bias.ne(f64::NEG_INFINITY)?)?;
+        }
+        Ok(Self {
+            is_padding_alone,
+            keep: keep.into_tensor(),
+            keys: parts.keys.clone(),
+            bias,
+            head_mask: parts.head_mask.clone(),
+        })
+    }
+
     /// The mask of the queries `start..start + len`.
     pub(crate) fn rows(&self, start: usize, len: usize) -> Result<Self> {
         let rows = |x: &Option<Tensor>| match x {
@@ -279,6 +227,16 @@ impl MaskTensors {
         }
         Ok(sum)
     }
+}
+
+/// The biases of the distances, `(1, H, T, S)`.
+fn distances(table: &Tensor, offset: usize, [_b, h, t, s]: [usize; 4]) -> Result<Tensor> {
+    let radius = table.dim(1)? / 2;
+    // Pairs of tokens of different packed sequences are hidden, whatever their bias.
+    let column = |t: usize, s: usize| (radius + s).saturating_sub(t + offset).min(2 * radius);
+    let columns = (0..t).flat_map(|t| (0..s).map(move |s| column(t, s) as u32));
+    let columns = Tensor::from_iter(columns, table.device())?;
+    Ok(table.index_select(&columns, 1)?.reshape((1, h, t, s))?)
 }
 
 /// `(1, 1, T, S)` of u8: 1 where `|t + offset − s| ≤ radius`.

@@ -7,91 +7,98 @@ use mha_kernels::{Attention, DistanceBias, Isa, RelativePositions, Strided};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
-use crate::{
-    AttentionMask, ComputeType, DisentangledPositions, Result,
-    mask::{BroadcastTensor, KernelMask},
-    sdpa::Scoring,
-    shape::check_qkv,
-};
-use ops::cpu::{self, Element};
 #[cfg(feature = "cuda")]
-use ops::cuda;
+use super::cuda;
+use super::{
+    attention_mask::{BroadcastTensor, CpuMask, KernelMask},
+    cpu::{self, Element},
+    linear::attention_dtype,
+};
+use crate::{ComputeType, Result};
+
+/// How the scores of queries and keys are computed.
+#[derive(Clone, Copy, Debug)]
+pub struct Scoring<'a> {
+    /// The factor that multiplies the raw scores.
+    pub scale: f64,
+    /// Relative positions, whose scores are added to the raw scores.
+    pub relative: Option<RelativeTerms<'a>>,
+}
+
+/// The projected relative positions of disentangled attention. The raw score of query i and key j
+/// is `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`. The row r is `rows[R + d]`, where d is the
+/// distance from the query to the key.
+#[derive(Clone, Copy, Debug)]
+pub struct RelativeTerms<'a> {
+    /// `(H, rows, D)`; `None` omits the term.
+    pub keys: Option<&'a Tensor>,
+    /// `(H, rows, D)`; `None` omits the term.
+    pub queries: Option<&'a Tensor>,
+    /// The row of each distance, `2·R + 1` numbers.
+    pub rows: &'a Arc<[u32]>,
+}
 
 /// Scaled dot-product attention by a CPU or CUDA kernel. Returns `None` if no kernel supports these
 /// tensors and this mask; the caller then uses candle's operations.
 ///
 /// # Shapes
-/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`; returns `(B, H, T, V)`
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H; `mask`: for
+/// these dims; returns `(B, H, T, V)`
 /// # Errors
-/// The errors of [`check_qkv`] and [`AttentionMask::for_kernel`]; [`ops::Error::Isa`] if
-/// `MHA_ISA` names instructions that this machine lacks.
-pub(crate) fn attention(
+/// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+pub fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    mask: &AttentionMask,
+    mask: &KernelMask,
     scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<Option<Tensor>> {
-    if let Some(context) = on_cpu(q, k, v, mask, scoring, compute_type)? {
-        return Ok(Some(context));
-    }
-    #[cfg(feature = "cuda")]
-    if scoring.positions.is_none()
-        && let Some(context) = on_cuda(q, k, v, mask, scoring.scale as f32)?
-    {
-        return Ok(Some(context));
-    }
-    Ok(None)
+    let context = match on_cpu([q, k, v], mask, scoring, compute_type)? {
+        #[cfg(feature = "cuda")]
+        None => on_cuda([q, k, v], mask, scoring)?,
+        context => context,
+    };
+    context.map(|context| mask.parts().scale_heads(&context)).transpose()
 }
 
+/// Attention by the CPU kernel, without the head mask.
 fn on_cpu(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    mask: &AttentionMask,
+    qkv: [&Tensor; 3],
+    mask: &KernelMask,
     scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<Option<Tensor>> {
-    let Scoring { scale, positions, .. } = scoring;
-    let all = [q, k, v];
-    let is_bf16 = ops::attention_dtype(compute_type)? == DType::BF16
-        && all.iter().all(|x| cpu::is_untracked(DType::BF16, x));
-    let is_tracked = mask.is_tracked() || positions.is_some_and(DisentangledPositions::is_tracked);
-    if !(is_bf16 || cpu::prefers_kernel(&all)) || is_tracked {
+    let is_bf16 = attention_dtype(compute_type)? == DType::BF16
+        && qkv.iter().all(|x| cpu::is_untracked(DType::BF16, x));
+    let is_tracked = mask.parts().is_tracked() || scoring.relative.is_some_and(|r| r.is_tracked());
+    if !(is_bf16 || cpu::prefers_kernel(&qkv)) || is_tracked {
         return Ok(None);
     }
-    let dims = check_qkv(q, k, v)?;
-    let kernel_mask = mask.for_kernel(dims, q.device())?;
     let with_dense_rows = |x: &Tensor| match x.stride()[3] {
         1 => Ok(x.clone()),
         _ => x.force_contiguous(), // `contiguous` ignores the strides of dimensions of size 1
     };
-    let [q, k, v] = [with_dense_rows(q)?, with_dense_rows(k)?, with_dense_rows(v)?];
+    let [q, k, v] = qkv.map(with_dense_rows);
+    let (q, k, v) = (q?, k?, v?);
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
     // for the other queries, which gives NaN if the value is not finite.
-    let distance_bias = kernel_mask.distance_bias.iter().flat_map(|(biases, _)| biases);
-    let hides_same_keys = !mask.has_per_query_part()
-        && distance_bias.into_iter().all(|bias| *bias > f32::NEG_INFINITY);
-    if !hides_same_keys && !all_finite(&v)? {
+    let cpu_mask = mask.cpu()?;
+    if !cpu_mask.hides_same_keys && !all_finite(&v)? {
         return Ok(None);
     }
-    let relative = match positions {
-        None => None,
-        Some(positions) => Some(RelativeTensors {
-            keys_and_queries: positions.for_kernel(q.dtype())?,
-            rows: positions.rows().clone(),
-            offset: mask.first_query(),
-        }),
-    };
+    let offset = mask.parts().first_query();
+    let relative = scoring.relative.map(|r| RelativeTensors::new(r, q.dtype(), offset));
     let op = CpuAttention {
-        mask: kernel_mask,
-        relative,
-        scale: scale as f32,
-        isa: Isa::get().map_err(ops::Error::from)?,
+        mask: cpu_mask,
+        causal: mask.parts().causal,
+        window: mask.parts().window,
+        relative: relative.transpose()?,
+        scale: scoring.scale as f32,
+        isa: Isa::get()?,
     };
     let context = q.apply_op3_no_bwd(&k, &v, &op)?; // (B, T, H, V)
-    Ok(Some(mask.scale_heads(context.transpose(1, 2)?)?))
+    Ok(Some(context.transpose(1, 2)?))
 }
 
 /// Whether no value of a CPU tensor `(B, H, T, D)`, f32 or bf16, is NaN or infinite.
@@ -106,37 +113,56 @@ fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
     })
 }
 
-/// Attention by the CUDA kernel. It supports packed sequences without other masks if B = 1, T = S,
-/// and V = D is 32 or 64.
+/// Attention by the CUDA kernel, without the head mask. It supports packed sequences with and without
+/// causal mask, window and distance bias, if B = 1, T = S, and V = D is 32 or 64.
 #[cfg(feature = "cuda")]
-fn on_cuda(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    mask: &AttentionMask,
-    scale: f32,
-) -> Result<Option<Tensor>> {
-    let [_b, _h, t, s] = check_qkv(q, k, v)?;
-    let all = [q, k, v];
+fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Option<Tensor>> {
+    let [q, _k, v] = qkv;
+    let ([_b, _h, t, s], parts) = (mask.dims(), mask.parts());
     let supports_heads = |x: &&Tensor| cuda_kernels::supports_heads(x.dtype(), x.layout());
-    let value_heads_match = q.dim(3)? == v.dim(3)? && k.dim(1)? == v.dim(1)?;
-    if t != s || !value_heads_match || !cuda::supports(&all) || !all.iter().all(supports_heads) {
+    let value_heads_match = q.dim(3)? == v.dim(3)?;
+    if scoring.relative.is_some()
+        || !parts.has_cuda_kernel()
+        || t != s
+        || !value_heads_match
+        || !cuda::supports(&qkv)
+        || !qkv.iter().all(supports_heads)
+    {
         return Ok(None);
     }
-    let Some(offsets) = mask.blocks(t)? else { return Ok(None) };
+    let Some(sequences) = &parts.sequences else { return Ok(None) };
     let candle_core::Device::Cuda(device) = q.device() else { return Ok(None) };
-    let tiles = mask.cuda_tiles(device, offsets)?;
-    let context = cuda::apply3("attention of packed sequences", all, |q, k, v| {
-        cuda_kernels::attention(q, k, v, &tiles, cuda_kernels::Positions::default(), scale)
-    })?; // (1, N, H, D)
+    let tiles = sequences.tiles(device)?;
+    let run = |bias: Option<cuda_kernels::TensorView>| {
+        let before = parts.window;
+        let after = parts.causal.map(|_| 0).or(parts.window);
+        let offset = parts.first_query();
+        let positions = cuda_kernels::Positions { offset, before, after, bias };
+        cuda::apply3("attention of packed sequences", qkv, |q, k, v| {
+            cuda_kernels::attention(q, k, v, &tiles, positions, scoring.scale as f32)
+        })
+    };
+    let context = match &parts.distance_bias {
+        None => run(None)?,
+        Some(bias) => cuda::with_storage(bias, |bias| run(Some(bias)))?,
+    }; // (1, N, H, D)
     Ok(Some(context.transpose(1, 2)?))
 }
 
-struct CpuAttention {
-    mask: KernelMask,
+struct CpuAttention<'a> {
+    mask: &'a CpuMask,
+    causal: Option<usize>,
+    window: Option<usize>,
     relative: Option<RelativeTensors>,
     scale: f32,
     isa: Isa,
+}
+
+impl RelativeTerms<'_> {
+    /// Whether autograd tracks a projection.
+    fn is_tracked(&self) -> bool {
+        [self.keys, self.queries].into_iter().flatten().any(Tensor::track_op)
+    }
 }
 
 /// The tensors of [`RelativePositions`].
@@ -148,6 +174,16 @@ struct RelativeTensors {
 }
 
 impl RelativeTensors {
+    fn new(terms: RelativeTerms, dtype: DType, offset: usize) -> candle_core::Result<Self> {
+        let convert = |x: Option<&Tensor>| -> candle_core::Result<Option<Tensor>> {
+            let Some(x) = x else { return Ok(None) };
+            let x = x.to_dtype(dtype)?.unsqueeze(0)?;
+            Ok(Some(if x.stride()[3] == 1 { x } else { x.force_contiguous()? }))
+        };
+        let keys_and_queries = [convert(terms.keys)?, convert(terms.queries)?];
+        Ok(Self { keys_and_queries, rows: terms.rows.clone(), offset })
+    }
+
     /// Calls `f` with the elements of the tensors.
     fn with_views<T: Element, R>(
         &self,
@@ -170,7 +206,7 @@ impl RelativeTensors {
     }
 }
 
-impl CpuAttention {
+impl CpuAttention<'_> {
     /// Returns `(B, T, H, V)`.
     fn run<T: Element>(
         &self,
@@ -179,8 +215,7 @@ impl CpuAttention {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (q, k, v) = (strided::<T>(q)?, strided(k)?, strided(v)?);
         let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
-        let KernelMask { sequences, visible, keep, bias, distance_bias, causal, window } =
-            &self.mask;
+        let CpuMask { sequences, visible, keep, bias, distance_bias, .. } = self.mask;
         let args = Attention {
             q,
             k,
@@ -189,14 +224,14 @@ impl CpuAttention {
             visible: visible.as_deref(),
             keep: keep.as_ref().map(BroadcastTensor::view),
             bias: bias.as_ref().map(BroadcastTensor::view),
-            distance_bias: distance_bias.as_ref().map(|(data, radius)| DistanceBias {
+            distance_bias: distance_bias.as_ref().map(|data| DistanceBias {
                 data,
-                radius: *radius,
-                offset: causal.unwrap_or(0),
+                radius: data.len() / h.max(1) / 2,
+                offset: self.causal.unwrap_or(0),
             }),
             relative: None,
-            causal: *causal,
-            window: *window,
+            causal: self.causal,
+            window: self.window,
             scale: self.scale,
         };
         let out = match &self.relative {
@@ -209,7 +244,7 @@ impl CpuAttention {
     }
 }
 
-impl CustomOp3 for CpuAttention {
+impl CustomOp3 for CpuAttention<'_> {
     fn name(&self) -> &'static str {
         "attention"
     }
