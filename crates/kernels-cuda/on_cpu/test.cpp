@@ -15,6 +15,8 @@
 #include "../cuda/norm.cu"
 #undef KERNELS
 #include "../cuda/pool.cu"
+#undef KERNELS
+#include "../cuda/rotary.cu"
 
 std::mt19937 generator(20260);
 
@@ -244,6 +246,32 @@ void normalize_rows() {
     }
 }
 
+// Rotates two of three heads of a matrix of tokens. Rows of 24 values, and those that start at
+// element 2, are not loaded in groups of eight pairs.
+template <typename T> void rotary(const char *dtype, double tolerance, auto kernel) {
+    for (auto [d, start] : {std::pair{64, 0}, {24, 0}, {32, 2}}) {
+        const int tokens = 7, half = d / 2, width = 3 * d;
+        const auto x = random_vector<T>(start + tokens * width);
+        const auto cos = random_vector<float>(tokens * half), sin = random_vector<float>(tokens * half);
+        auto y = x;
+        launch({2, 1, 1}, 128, [&] {
+            kernel(y.data() + start, cos.data(), sin.data(), d, width, 2, tokens, half);
+        });
+        std::vector<double> expected(x.begin(), x.end());
+        for (int t = 0; t < tokens; t++)
+            for (int i = 0; i < 2 * half; i++) {
+                const int at = start + t * width + i / half * d + i % half;
+                const double a = widened(x[at]), b = widened(x[at + half]);
+                const double c = cos[t * half + i % half], s = sin[t * half + i % half];
+                expected[at] = a * c - b * s;
+                expected[at + half] = b * c + a * s;
+            }
+        char name[64];
+        snprintf(name, sizeof name, "rotary %s %d from %d", dtype, d, start);
+        check(name, y, expected, tolerance);
+    }
+}
+
 int main() {
 #define ATTENTION(name, T, D, Q, tolerance)                                                        \
     attention<T, D>("attention " #name " " #D " " #Q, tolerance, attention_##name##_##D##_##Q,      \
@@ -265,5 +293,8 @@ int main() {
     norm_embed_pool_epilogue<bf16>("bf16", 5e-2, add_layer_norm_bf16, embed_layer_norm_bf16,
                                    epilogue_bf16, mean_pool_bf16);
     normalize_rows();
+    rotary<float>("f32", 2e-6, rotate_f32);
+    rotary<f16>("f16", 8e-3, rotate_f16);
+    rotary<bf16>("bf16", 6e-2, rotate_bf16);
     return failed;
 }

@@ -49,6 +49,7 @@ const ATTENTION_BIAS: Module = module!("attention_bias");
 const EPILOGUE: Module = module!("epilogue");
 const NORM: Module = module!("norm");
 const POOL: Module = module!("pool");
+const ROTARY: Module = module!("rotary");
 
 /// Queries per tile of [`attention`], as in `cuda/attention.cuh`.
 const QUERIES: usize = 64;
@@ -551,6 +552,75 @@ fn epilogue_typed<T: Element>(
         // to - from elements in rows of e, bias e elements.
         unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
     }
+    Ok(())
+}
+
+/// Whether [`rotate`] supports heads `(1, H, N, D)` of this dtype and layout: f32, f16 or bf16; D is
+/// a multiple of 4 with stride 1, and every row starts at an even offset.
+pub fn supports_rotary(dtype: DType, layout: &Layout) -> bool {
+    let (&[b, _, _, d], &[_, head_stride, token_stride, stride]) = (layout.dims(), layout.stride())
+    else {
+        return false;
+    };
+    let starts = [layout.start_offset(), head_stride, token_stride];
+    let is_supported = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let is_small = layout.shape().elem_count() <= u32::MAX as usize;
+    let are_even = starts.iter().all(|n| n.is_multiple_of(2));
+    b == 1 && d.is_multiple_of(4) && stride == 1 && are_even && is_supported && is_small
+}
+
+/// Rotates heads in place: the values i and i + D/2 of token t as a pair, with `cos[t, i]` and
+/// `sin[t, i]`.
+///
+/// # Shapes
+/// `x`: `(1, H, N, D)`, with a layout that [`supports_rotary`] accepts and without overlaps; `cos`,
+/// `sin`: N · D/2 elements, f32, contiguous
+/// # Errors
+/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
+pub fn rotate(
+    x: &mut CudaStorage,
+    layout: &Layout,
+    cos: TensorView,
+    sin: TensorView,
+) -> Result<()> {
+    by_dtype!(x.dtype(), rotate_typed(x, layout, cos, sin))
+}
+
+fn rotate_typed<T: Element>(
+    x: &mut CudaStorage,
+    layout: &Layout,
+    cos: TensorView,
+    sin: TensorView,
+) -> Result<()> {
+    let device = x.device.clone();
+    let pairs = layout.dims()[2..].iter().product::<usize>() / 2;
+    let sizes = [cos, sin].map(|(_, layout)| layout.shape().elem_count());
+    if !supports_rotary(x.dtype(), layout) || sizes != [pairs, pairs] {
+        bail!(
+            "rotary: expected f32, f16 or bf16 (1, H, N, D) with a D that is a multiple of 4 and \
+             rows at even offsets, and N · D/2 cosines and sines; got {:?} {layout:?} and {sizes:?}",
+            x.dtype()
+        );
+    }
+    let [_, heads, tokens, d] = [0, 1, 2, 3].map(|axis| layout.dims()[axis]);
+    let (head_stride, token_stride) = (layout.stride()[1] as i64, layout.stride()[2] as i64);
+    let (cos, sin) = (contiguous::<f32>(cos)?, contiguous::<f32>(sin)?);
+    let count = heads * tokens * d / 2;
+    if count == 0 {
+        return Ok(());
+    }
+    let kernel =
+        device.get_or_load_custom_func(&format!("rotate_{}", T::NAME), ROTARY.0, ROTARY.1)?;
+    let mut x = x.as_cuda_slice_mut::<T>()?.slice_mut(layout.start_offset()..);
+    let mut builder = kernel.builder();
+    builder.arg(&mut x).arg(&cos).arg(&sin);
+    builder_arg!(builder, head_stride, token_stride);
+    builder_arg!(builder, heads as u32, tokens as u32, (d / 2) as u32);
+    // Eight pairs per thread; the kernel accepts any number of threads.
+    let blocks = count.div_ceil(8 * THREADS as usize);
+    // SAFETY: the arguments have the order and types of the kernel's parameters. The layout lies
+    // within the storage, and cos and sin have `tokens` rows of d / 2 elements.
+    unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
     Ok(())
 }
 

@@ -346,33 +346,36 @@ impl Linear {
     /// map.
     ///
     /// The joined map is `None` in three cases: the weights are on a CPU, where the kernel computes
-    /// several maps in one call; autograd tracks them; or a map has no bias.
+    /// several maps in one call; autograd tracks them; or some maps have a bias and others do not.
     pub fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
         let is_bf16 = matches!(maps[0].0, Kind::Bf16(_));
         let map = |weight: Tensor, bias| {
             Ok::<_, Error>(Self(match is_bf16 {
-                true => Kind::Bf16(Bf16::new(&weight, Some(bias))?),
-                false => Kind::Plain(candle_nn::Linear::new(weight, Some(bias))),
+                true => Kind::Bf16(Bf16::new(&weight, bias)?),
+                false => Kind::Plain(candle_nn::Linear::new(weight, bias)),
             }))
         };
         let is_supported = |x: &Tensor| x.device().is_cuda() && !x.track_op();
         let tensors = |map: &Self| match &map.0 {
-            Kind::Plain(plain) => Some((plain.weight().clone(), plain.bias()?.clone())),
-            Kind::Bf16(bf16) => Some((bf16.rounded.weight().clone(), bf16.bias.clone()?)),
+            Kind::Plain(plain) => Some((plain.weight().clone(), plain.bias().cloned())),
+            Kind::Bf16(bf16) => Some((bf16.rounded.weight().clone(), bf16.bias.clone())),
             Kind::Packed(_) => None,
         };
         let tensors = maps.iter().map(tensors).collect::<Option<(Vec<_>, Vec<_>)>>();
-        let Some((weights, biases)) =
-            tensors.filter(|(weights, biases)| weights.iter().chain(biases).all(is_supported))
-        else {
+        let Some((weights, biases)) = tensors else { return Ok((maps, None)) };
+        let biases: Vec<Tensor> = biases.into_iter().flatten().collect();
+        let have_same_parts = biases.is_empty() || biases.len() == N;
+        if !have_same_parts || !weights.iter().chain(&biases).all(is_supported) {
             return Ok((maps, None));
-        };
-        let (weight, bias) = (Tensor::cat(&weights, 0)?, Tensor::cat(&biases, 0)?);
+        }
+        let weight = Tensor::cat(&weights, 0)?;
+        let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
         let mut start = 0;
         let mut parts = Vec::with_capacity(N);
         for part in &weights {
             let n = part.dim(0)?;
-            parts.push(map(weight.narrow(0, start, n)?, bias.narrow(0, start, n)?)?);
+            let bias = bias.as_ref().map(|bias| bias.narrow(0, start, n)).transpose()?;
+            parts.push(map(weight.narrow(0, start, n)?, bias)?);
             start += n;
         }
         Ok((std::array::from_fn(|i| parts[i].clone()), Some(map(weight, bias)?)))
@@ -407,7 +410,7 @@ impl Linear {
 ///
 /// # Errors
 /// [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
-pub fn attention_dtype(compute_type: ComputeType) -> Result<DType> {
+pub(super) fn attention_dtype(compute_type: ComputeType) -> Result<DType> {
     Ok(match compute_type.for_attention(Isa::get()?) {
         ComputeType::Bf16 => DType::BF16,
         ComputeType::F32 | ComputeType::Int8 => DType::F32,

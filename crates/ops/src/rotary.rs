@@ -3,31 +3,43 @@
 use candle_core::{CpuStorage, DType, InplaceOp3, Layout, Tensor};
 use half::slice::HalfFloatSliceExt;
 use mha_kernels::{Isa, StridedMut, rotate_bf16, rotate_f32};
+#[cfg(feature = "cuda")]
+use mha_kernels_cuda as cuda_kernels;
 
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::{
     Result,
     cpu::{self, Element},
 };
 
-/// Rotates the heads of `x` in place with a CPU kernel; see [`rotate_f32`]. Returns false, and leaves
-/// `x` unchanged, if the kernel does not support the tensors, or if
-/// [`Isa::kernels_enabled`] is false.
+/// Rotates the heads of `x` in place with a CPU or CUDA kernel; see [`rotate_f32`]. Returns false,
+/// and leaves `x` unchanged, if no kernel supports the tensors, or if [`Isa::kernels_enabled`] is
+/// false and the tensors are on the CPU. The CUDA kernel supports B = 1.
 ///
 /// The kernel overwrites the storage of `x`: no other tensor may read these elements later.
 ///
 /// # Shapes
 /// `x`: `(B, H, T, D)`; `cos`, `sin`: `(T, D/2)` or `(B, T, D/2)`, f32
+/// # Errors
+/// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
 pub fn rotate_in_place(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<bool> {
-    let is_supported = cpu::is_untracked(x.dtype(), x)
+    let has_cpu_kernel = cpu::is_untracked(x.dtype(), x)
         && matches!(x.dtype(), DType::F32 | DType::BF16)
         && cpu::prefers_kernel(&[cos, sin]);
+    #[cfg(feature = "cuda")]
+    let has_cuda_kernel = cuda::are_on_same_gpu(&[x, cos, sin])
+        && cuda_kernels::supports_rotary(x.dtype(), x.layout())
+        && [cos, sin].iter().all(|table| table.dtype() == DType::F32);
+    #[cfg(not(feature = "cuda"))]
+    let has_cuda_kernel = false;
     // Values that share memory, as in a broadcast tensor, cannot be rotated in place.
     let is_dense = !x.layout().has_internal_overlap() && x.stride()[3] == 1;
-    if !is_supported || !is_dense || !table_fits(cos, x)? || cos.dims() != sin.dims() {
+    let is_supported = (has_cpu_kernel || has_cuda_kernel) && is_dense;
+    if !is_supported || !table_fits(cos, x)? || cos.dims() != sin.dims() {
         return Ok(false);
     }
-    let op = CpuRotation { isa: Isa::get()? };
-    x.inplace_op3(&cos.contiguous()?, &sin.contiguous()?, &op)?;
+    x.inplace_op3(&cos.contiguous()?, &sin.contiguous()?, &Rotation { isa: Isa::get()? })?;
     Ok(true)
 }
 
@@ -40,11 +52,11 @@ pub fn table_fits(table: &Tensor, x: &Tensor) -> Result<bool> {
     Ok(d.is_multiple_of(2) && (dims == [t, d / 2] || dims == [b, t, d / 2]))
 }
 
-struct CpuRotation {
+struct Rotation {
     isa: Isa,
 }
 
-impl InplaceOp3 for CpuRotation {
+impl InplaceOp3 for Rotation {
     fn name(&self) -> &'static str {
         "rotary"
     }
@@ -68,6 +80,19 @@ impl InplaceOp3 for CpuRotation {
             _ => candle_core::bail!("rotary: expected f32 or bf16"),
         }
         Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &mut candle_core::CudaStorage,
+        layout: &Layout,
+        cos: &candle_core::CudaStorage,
+        cos_layout: &Layout,
+        sin: &candle_core::CudaStorage,
+        sin_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        cuda_kernels::rotate(x, layout, (cos, cos_layout), (sin, sin_layout))
     }
 }
 
