@@ -1,15 +1,16 @@
-//! Benchmarks BERT-base with random weights on a GPU, after a comparison with the CPU in f32:
+//! Benchmarks models with random weights on a GPU, and compares their results with the CPU in f32:
 //! `cargo bench -p encodle-benches --features cuda --bench gpu`. benches/peers/gpu.py compares the
 //! times with PyTorch's. The program needs no files, so that it can be copied to a machine with a
-//! GPU. An argument `DTYPE/CASE`, for example `f16/64x128`, selects one case.
+//! GPU. Arguments select cases `MODEL/DTYPE/CASE` that contain one of them, for example
+//! `bert-base/f16/64x128`, `modernbert` or `/64x128`.
 //!
 //! The output is a line of JSON per case. A round copies the ids of packed sequences to the GPU and
 //! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the
-//! wall-clock time, `graph` is true if a CUDA graph was replayed, and `gemm_fraction` is the number
-//! of operations per second of the model's matrix products, divided by that of one product of large
-//! bf16 matrices. Further lines give the rate of that product and the lengths of the sequences.
-//! If no case is selected, they also give the memory of a batch without the weights and the time of
-//! attention alone: ours and, with the feature `flash-attn`, candle-flash-attn's.
+//! wall-clock time, and `graph` is true if a CUDA graph was replayed. `gemm_fraction` is the number
+//! of operations per second of the matrix products of BERT-base, divided by that of one product of
+//! large bf16 matrices. Further lines give the rate of that product and the lengths of the sequences.
+//! Without arguments, they also give the memory of a batch of BERT-base without the weights, and the
+//! time of attention alone: ours and, with the feature `flash-attn`, candle-flash-attn's.
 
 use std::{collections::HashMap, error::Error, time::Instant};
 
@@ -25,7 +26,7 @@ use candle_core::{
     },
 };
 use candle_nn::{VarBuilder, VarMap};
-use encoder::{BertConfig, EncoderModel, PackedBatch, Precision};
+use encoder::{EncoderConfig, EncoderModel, ModelConfig, PackedBatch, Precision};
 use mha::{AttentionMask, Init, scaled_dot_product_attention};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -34,7 +35,74 @@ type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 const WARM_UPS: usize = 10;
 const ROUNDS: usize = 30;
 
+/// The seconds after which a case has no further rounds, if it had at least three.
+const MAX_SECONDS: f64 = 3.0;
+
+const ALL: &[&str] = &["f32", "f16", "bf16"];
+const F16: &[&str] = &["f16"];
+
+/// The models: the name, the dtypes, and `config.json` without the sizes that [`config`] adds.
+const MODELS: [(&str, &[&str], &str); 8] = [
+    ("bert-base", ALL, r#""vocab_size": 30522, "type_vocab_size": 2"#),
+    (
+        "minilm",
+        F16,
+        r#""vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6,
+            "intermediate_size": 1536"#,
+    ),
+    (
+        "xlm-r-base",
+        F16,
+        r#""model_type": "xlm-roberta", "vocab_size": 250002, "type_vocab_size": 1,
+            "max_position_embeddings": 514, "layer_norm_eps": 1e-5"#,
+    ),
+    (
+        "modernbert-base",
+        F16,
+        r#""model_type": "modernbert", "vocab_size": 50368, "num_hidden_layers": 22,
+            "intermediate_size": 1152, "max_position_embeddings": 8192"#,
+    ),
+    (
+        "mpnet-base",
+        F16,
+        r#""model_type": "mpnet", "vocab_size": 30527, "max_position_embeddings": 514,
+            "layer_norm_eps": 1e-5"#,
+    ),
+    (
+        "jina-v2-base",
+        F16,
+        r#""model_type": "bert", "vocab_size": 30528, "position_embedding_type": "alibi", "feed_forward_type": "geglu",
+            "max_position_embeddings": 8192"#,
+    ),
+    (
+        "gte-base",
+        F16,
+        r#""model_type": "new", "vocab_size": 30528, "max_position_embeddings": 8192,
+            "rope_theta": 500000, "type_vocab_size": 0"#,
+    ),
+    (
+        "deberta-v3-base",
+        F16,
+        r#""model_type": "deberta-v2", "vocab_size": 128100, "relative_attention": true,
+            "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": true,
+            "pos_att_type": "p2c|c2p", "position_biased_input": false, "type_vocab_size": 0"#,
+    ),
+];
+
+/// The config of a model of [`MODELS`].
+fn config(settings: &str) -> Result<EncoderConfig> {
+    let mut json: HashMap<String, serde_json::Value> = serde_json::from_str(
+        r#"{"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "intermediate_size": 3072, "max_position_embeddings": 512}"#,
+    )?;
+    json.extend(serde_json::from_str::<HashMap<_, _>>(&format!("{{{settings}}}"))?);
+    Ok(ModelConfig::from_json(&serde_json::to_vec(&json)?, "config.json")?.encoder)
+}
+
 fn main() -> Result {
+    let configs =
+        MODELS.map(|(name, _, settings)| config(settings).map_err(|e| format!("{name}: {e}")));
+    let configs = configs.into_iter().collect::<std::result::Result<Vec<_>, _>>()?;
     let device = match Device::new_cuda(0) {
         Ok(device) => device,
         Err(error) => {
@@ -44,12 +112,13 @@ fn main() -> Result {
         }
     };
     ops::keep_freed_memory(&device)?; // as the model loaders do
-    let weights = weights()?;
-    let exact = model(&weights, Precision::F32, &Cpu)?;
     let rate = gemm(&device)?;
     println!("{{\"gemm_bf16_tflops\": {:.1}}}", rate / 1e12);
     let cases = [
         ("1x32", vec![32; 1]),
+        ("4x128", vec![128; 4]),
+        ("8x128", vec![128; 8]),
+        ("16x128", vec![128; 16]),
         ("64x128", vec![128; 64]),
         ("32x512", vec![512; 32]),
         ("mixed", mixed(1024)),
@@ -57,55 +126,92 @@ fn main() -> Result {
     let lengths: Vec<String> =
         cases.iter().map(|(case, lengths)| format!("\"{case}\": {lengths:?}")).collect();
     println!("{{\"lengths\": {{{}}}}}", lengths.join(", "));
-    let precisions = [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)];
-    let only = std::env::args().skip(1).find(|argument| argument != "--bench");
-    let selects =
-        |name: &str, case: &str| only.as_ref().is_none_or(|only| *only == format!("{name}/{case}"));
-    if !precisions.iter().any(|(name, _)| cases.iter().any(|(case, _)| selects(name, case))) {
-        return Err("the argument names no case: expected DTYPE/CASE, such as f16/64x128".into());
-    }
-    for (name, precision) in precisions {
-        if !cases.iter().any(|(case, _)| selects(name, case)) {
-            continue;
+    let only: Vec<String> = std::env::args().skip(1).filter(|x| x != "--bench").collect();
+    let selects = |case: &str| only.is_empty() || only.iter().any(|only| case.contains(only));
+    let mut failures = vec![];
+    for ((name, dtypes, _), config) in MODELS.into_iter().zip(configs) {
+        let mut weights_and_model = None;
+        for dtype in dtypes {
+            let selected: Vec<_> = cases
+                .iter()
+                .filter(|(case, _)| selects(&format!("{name}/{dtype}/{case}")))
+                .collect();
+            if selected.is_empty() {
+                continue;
+            }
+            if weights_and_model.is_none() {
+                let weights = weights(&config)?;
+                let exact = model(&config, &weights, Precision::F32, &Cpu)?;
+                weights_and_model = Some((weights, exact));
+            }
+            let (weights, exact) = weights_and_model.as_ref().expect("set above");
+            let with_memory = name == "bert-base" && only.is_empty();
+            let run = || -> Result {
+                let precision = match *dtype {
+                    "f32" => Precision::F32,
+                    "f16" => Precision::F16,
+                    _ => Precision::Bf16,
+                };
+                let model = model(&config, weights, precision, &device)?;
+                for (case, lengths) in &selected {
+                    time(&device, &model, [name, *dtype, *case], lengths, rate)?;
+                }
+                if with_memory {
+                    let batch = batch(&[512; 64])?;
+                    let bytes = memory(&device, || Ok(model.forward_packed(&batch)?))?;
+                    println!(
+                        "{{\"dtype\": \"{dtype}\", \"memory_of\": \"64x512\", \
+                         \"gigabytes\": {:.2}}}",
+                        bytes as f64 / 1e9
+                    );
+                }
+                check(dtype, &model, exact)
+            };
+            if let Err(error) = run() {
+                failures.push(format!("{name}: {error}"));
+            }
         }
-        let model = model(&weights, precision, &device)?;
-        check(name, &model, &exact)?;
-        for (case, lengths) in cases.iter().filter(|(case, _)| selects(name, case)) {
-            let batch = batch(lengths)?;
-            let graphs = model.cuda_graphs();
-            let [seconds, wall] = median(&device, || Ok(model.forward_packed(&batch)?))?;
-            println!(
-                "{{\"dtype\": \"{name}\", \"case\": \"{case}\", \"tokens\": {}, \
-                 \"graph\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \
-                 \"tokens_per_second\": {:.0}, \"gemm_fraction\": {:.3}}}",
-                batch.tokens(),
-                model.cuda_graphs() > graphs,
-                seconds * 1e3,
-                wall * 1e3,
-                batch.tokens() as f64 / seconds,
-                operations(lengths) / seconds / rate
-            );
-        }
-        if only.is_some() {
-            continue;
-        }
-        let batch = batch(&[512; 64])?;
-        let bytes = memory(&device, || Ok(model.forward_packed(&batch)?))?;
-        println!(
-            "{{\"dtype\": \"{name}\", \"memory_of\": \"64x512\", \"gigabytes\": {:.2}}}",
-            bytes as f64 / 1e9
-        );
     }
-    for (case, lengths) in cases[1..].iter().filter(|_| only.is_none()) {
-        attention(&device, case, lengths)?;
+    for (case, lengths) in cases.iter().filter(|(case, _)| matches!(*case, "64x128" | "32x512")) {
+        if only.is_empty() {
+            attention(&device, case, lengths)?;
+        }
     }
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
+}
+
+/// Prints the time of a case. `rate` is the number of operations per second of a large product.
+fn time(
+    device: &Device,
+    model: &EncoderModel,
+    [name, dtype, case]: [&str; 3],
+    lengths: &[usize],
+    rate: f64,
+) -> Result {
+    let batch = batch(lengths)?;
+    let graphs = model.cuda_graphs();
+    let [seconds, wall] = median(device, || Ok(model.forward_packed(&batch)?))?;
+    let gemm_fraction = match name {
+        "bert-base" => format!("{:.3}", operations(model.config(), lengths) / seconds / rate),
+        _ => "null".to_string(),
+    };
+    println!(
+        "{{\"model\": \"{name}\", \"dtype\": \"{dtype}\", \"case\": \"{case}\", \"tokens\": {}, \
+         \"graph\": {}, \"ms\": {:.3}, \"wall_ms\": {:.3}, \"tokens_per_second\": {:.0}, \
+         \"gemm_fraction\": {gemm_fraction}}}",
+        batch.tokens(),
+        model.cuda_graphs() > graphs,
+        seconds * 1e3,
+        wall * 1e3,
+        batch.tokens() as f64 / seconds,
+    );
     Ok(())
 }
 
 /// Times attention with BERT-base's heads in f16, and with the feature `flash-attn` also
 /// candle-flash-attn; fails if their outputs differ by more than 4e-3.
 fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
-    let BertConfig { num_attention_heads: h, hidden_size: e, .. } = BertConfig::bert_base();
+    let (h, e) = (12, 768);
     let batch = batch(lengths)?;
     let dims = (batch.tokens(), h, e / h);
     let random = || Tensor::randn(0f32, 1., dims, device)?.to_dtype(DType::F16);
@@ -142,31 +248,28 @@ fn attention(device: &Device, case: &str, lengths: &[usize]) -> Result {
     Ok(())
 }
 
-/// Initial weights of BERT-base.
-fn weights() -> Result<HashMap<String, Tensor>> {
+/// Initial weights.
+fn weights(config: &EncoderConfig) -> Result<HashMap<String, Tensor>> {
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &Cpu);
-    EncoderModel::new(&BertConfig::bert_base().encoder_config(), false, vb)?;
+    EncoderModel::new(config, false, vb)?;
     let vars = vars.data().lock().map_err(|error| error.to_string())?;
     Ok(vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect())
 }
 
 fn model(
+    config: &EncoderConfig,
     weights: &HashMap<String, Tensor>,
     precision: Precision,
     device: &Device,
 ) -> Result<EncoderModel> {
     let (dtype, compute_type) = precision.on(device)?;
-    let mut config = BertConfig::bert_base();
+    let mut config = config.clone();
     config.compute_type = compute_type;
     let weights =
         weights.iter().map(|(name, x)| Ok((name.clone(), x.to_dtype(dtype)?.to_device(device)?)));
     let weights = weights.collect::<candle_core::Result<_>>()?;
-    Ok(EncoderModel::new(
-        &config.encoder_config(),
-        false,
-        VarBuilder::from_tensors(weights, dtype, device),
-    )?)
+    Ok(EncoderModel::new(&config, false, VarBuilder::from_tensors(weights, dtype, device))?)
 }
 
 fn batch(lengths: &[usize]) -> Result<PackedBatch> {
@@ -189,26 +292,30 @@ fn mixed(n: usize) -> Vec<usize> {
     (0..n).map(|_| ((3.12 + 0.65 * normal()).exp() as usize).clamp(6, 128)).collect()
 }
 
-/// Floating-point operations of BERT-base's matrix products.
-fn operations(lengths: &[usize]) -> f64 {
-    let BertConfig { hidden_size: e, intermediate_size: f, num_hidden_layers: l, .. } =
-        BertConfig::bert_base();
+/// Floating-point operations of the matrix products of BERT.
+fn operations(config: &EncoderConfig, lengths: &[usize]) -> f64 {
+    let (e, f) = (config.hidden_size, config.intermediate_size);
     let of_sequence = |&t: &usize| 2 * t * (4 * e * e + 2 * e * f) + 4 * t * t * e;
-    (l * lengths.iter().map(of_sequence).sum::<usize>()) as f64
+    (config.num_hidden_layers * lengths.iter().map(of_sequence).sum::<usize>()) as f64
 }
 
 /// The median time of a call in seconds: between two events on the GPU, and by the wall clock.
 fn median(device: &Device, mut call: impl FnMut() -> Result<Tensor>) -> Result<[f64; 2]> {
     let stream = device.as_cuda_device()?.cuda_stream();
     let mut times = [vec![], vec![]];
+    let begin = Instant::now();
     for round in 0..WARM_UPS + ROUNDS {
+        let is_slow = begin.elapsed().as_secs_f64() > MAX_SECONDS;
+        if is_slow && times[0].len() >= 3 {
+            break;
+        }
         device.synchronize()?;
         let start = Instant::now();
         let from = stream.record_event(Some(CU_EVENT_DEFAULT))?;
         call()?;
         let to = stream.record_event(Some(CU_EVENT_DEFAULT))?;
         device.synchronize()?;
-        if round >= WARM_UPS {
+        if round >= WARM_UPS || is_slow {
             times[1].push(start.elapsed().as_secs_f64());
             times[0].push(f64::from(from.elapsed_ms(&to)?) / 1e3);
         }

@@ -1,22 +1,46 @@
 """Compares benches/gpu.rs with PyTorch on one GPU: times on the same shapes, and ratios.
 
     cargo bench -p encodle-benches --features cuda --bench gpu --no-run     # prints the path of the program
-    python benches/peers/gpu.py PROGRAM [DTYPE]...                 # f32, f16 and bf16 by default
+    python benches/peers/gpu.py PROGRAM [--eager] [SELECTION]...
 
-Requires torch and transformers. PyTorch computes padded batches with sdpa and with torch.compile;
-mixed lengths are sorted and split into batches of 64. One sequence is computed with CUDA graphs
-(mode reduce-overhead) only. In f32, PyTorch multiplies without TF32, as this project does. In f16,
-attention alone is also compared, for 64x128 and 32x512.
+Requires torch and transformers. PROGRAM can also be a file with the program's output. A selection is a
+part of MODEL/DTYPE/CASE, as for the program; without one, all cases that PROGRAM printed are compared.
+PyTorch computes padded batches with sdpa (DeBERTa has eager attention only) and, for BERT and unless
+--eager is given, with torch.compile; mixed lengths are sorted and split into batches of 64. One sequence
+is computed with CUDA graphs (mode reduce-overhead) only. In f32, PyTorch multiplies without TF32, as this
+project does. In f16, BERT's attention alone is also compared, for 64x128 and 32x512. transformers has no
+Jina v2 and no GTE.
 """
 
 import json
+import os
 import subprocess
 import sys
+import time
 
 import torch
-from transformers import BertConfig, BertModel
+import transformers
 
 WARM_UPS, ROUNDS = 10, 30
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# The class of a model's config and model, and the settings that differ from the defaults.
+MODELS = {
+    "bert-base": ("Bert", {}),
+    "minilm": ("Bert", {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
+    "xlm-r-base": (
+        "XLMRoberta",
+        {"vocab_size": 250_002, "max_position_embeddings": 514, "type_vocab_size": 1},
+    ),
+    "modernbert-base": ("ModernBert", {}),
+    "mpnet-base": ("MPNet", {"max_position_embeddings": 514}),
+    "deberta-v3-base": (
+        "DebertaV2",
+        {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+        | {"intermediate_size": 3072, "relative_attention": True, "position_buckets": 256}
+        | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p"}
+        | {"position_biased_input": False},
+    ),
+}
 
 
 def batches(lengths):
@@ -30,10 +54,16 @@ def batches(lengths):
 
 
 def median(call):
+    begin = time.monotonic()
     for _ in range(WARM_UPS):
         call()
+        torch.cuda.synchronize()
+        if time.monotonic() - begin > 3:
+            break
     times = []
     for _ in range(ROUNDS):
+        if sum(times) > 3 and len(times) >= 3:
+            break
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -41,7 +71,7 @@ def median(call):
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1e3)
-    return sorted(times)[ROUNDS // 2]
+    return sorted(times)[len(times) // 2]
 
 
 @torch.inference_mode()
@@ -63,48 +93,76 @@ def attention_seconds(lengths):
     return median(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
 
 
+def model(name, dtype):
+    """A model with random weights; with sdpa, unless the class does not support it."""
+    kind, settings = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    cls = getattr(transformers, f"{kind}Model")
+    for attention in ("sdpa", "eager"):
+        try:
+            built = cls._from_config(config, attn_implementation=attention)
+        except ValueError as error:
+            print(f"{name}: {attention}: {error}", file=sys.stderr)
+            continue
+        return attention, built.to("cuda", DTYPES[dtype]).eval()
+    raise ValueError(name)
+
+
+def lines_of(program, arguments):
+    if not os.access(program, os.X_OK):
+        with open(program) as file:
+            return file.read().splitlines()
+    run = subprocess.run([program, "--bench", *arguments], stdout=subprocess.PIPE, text=True)
+    if run.returncode != 0:
+        print(f"{program} ended with {run.returncode}", file=sys.stderr)
+    return run.stdout.splitlines()
+
+
 def main():
-    dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-    names = sys.argv[2:] or dtypes
-    if len(sys.argv) < 2 or not set(names) <= set(dtypes):
+    arguments = sys.argv[1:]
+    eager = "--eager" in arguments
+    if eager:
+        arguments.remove("--eager")
+    if not arguments:
         sys.exit(__doc__)
-    ours, cases, attention = {}, {}, {}
-    lines = subprocess.run([sys.argv[1], "--bench"], stdout=subprocess.PIPE, text=True, check=True)
-    for line in map(json.loads, lines.stdout.splitlines()):
+    ours, lengths, attention = {}, {}, {}
+    for line in map(json.loads, lines_of(arguments[0], arguments[1:])):
         if "lengths" in line:
-            cases = line["lengths"]
+            lengths = line["lengths"]
             continue
         print(json.dumps(line))
         if "case" in line:
-            ours[line["dtype"], line["case"]] = line["ms"] / 1e3
+            ours[line["model"], line["dtype"], line["case"]] = line["ms"] / 1e3
         if line.get("system") == "ours":
             attention[line["attention"]] = line["ms"] / 1e3
-    if not cases:
-        sys.exit(
-            f'{sys.argv[1]} printed no cases: expected a line with "lengths"; is there a working '
-            "GPU?"
-        )
-    print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
-    for name in names:
-        torch.manual_seed(0)
-        config = BertConfig(attn_implementation="sdpa")
-        model = BertModel(config, add_pooling_layer=False).to("cuda", dtypes[name]).eval()
-        systems = {"sdpa": model, "compiled": torch.compile(model, dynamic=True)}
-        systems["graphs"] = torch.compile(model, mode="reduce-overhead")
-        for system, run in systems.items():
-            row = f"{system + ' ' + name:16}"
-            for case, lengths in cases.items():
-                if (system == "graphs") != (case == "1x32"):
-                    row += f"{'':>24}"
-                    continue
-                seconds = torch_seconds(run, lengths)
-                ratio = seconds / ours[name, case] if (name, case) in ours else float("nan")
-                row += f"{seconds * 1e3:>14.3f} ms {ratio:5.2f}×"
-            print(row, flush=True)
+    if not ours:
+        sys.exit(f"{arguments[0]} printed no times: is there a working GPU?")
+    for name, dtype in dict.fromkeys((name, dtype) for name, dtype, _ in ours):
+        cases = [case for case in lengths if (name, dtype, case) in ours]
+        times = "".join(f"{case:>12} {ours[name, dtype, case] * 1e3:8.3f} ms" for case in cases)
+        print(f"{name} {dtype}: ours {times}", flush=True)
+        if name not in MODELS:
+            continue
+        try:
+            torch.manual_seed(0)
+            implementation, built = model(name, dtype)
+            systems = {implementation: built}
+            if name == "bert-base" and not eager:
+                systems["compiled"] = torch.compile(built, dynamic=True)
+                systems["graphs"] = torch.compile(built, mode="reduce-overhead")
+            for system, run in systems.items():
+                for case in cases:
+                    if (system == "graphs") != (case == "1x32" and len(systems) > 1):
+                        continue
+                    seconds = torch_seconds(run, lengths[case])
+                    ratio = seconds / ours[name, dtype, case]
+                    print(f"{name} {dtype} {case}: {system} {seconds * 1e3:.3f} ms, {ratio:.2f}×")
+                    sys.stdout.flush()
+        except Exception as error:  # the other models are compared nevertheless
+            print(f"{name} {dtype}: {error!r}", flush=True)
     for case, seconds in attention.items():
-        if len(set(cases[case])) == 1:
-            peer = attention_seconds(cases[case])
-            print(f"attention {case}: sdpa {peer * 1e3:.3f} ms, {peer / seconds:.2f}×")
+        peer = attention_seconds(lengths[case])
+        print(f"attention {case}: sdpa {peer * 1e3:.3f} ms, {peer / seconds:.2f}×")
 
 
 if __name__ == "__main__":
