@@ -6,7 +6,8 @@
 Requires torch and transformers. PyTorch computes padded batches with sdpa and with torch.compile;
 mixed lengths are sorted and split into batches of 64. One sequence is computed with CUDA graphs
 (mode reduce-overhead) only. In f32, PyTorch multiplies without TF32, as this project does. In f16,
-attention alone is also compared, for 64x128 and 32x512.
+attention alone is also compared, for 64x128 and 32x512. The tables are printed and appended to the
+file of this GPU and month in benches/results/.
 """
 
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 
 import torch
+from results import Results, measured_with, table
 from transformers import BertConfig, BertModel
 
 WARM_UPS, ROUNDS = 10, 30
@@ -74,7 +76,7 @@ def main():
         if "lengths" in line:
             cases = line["lengths"]
             continue
-        print(json.dumps(line))
+        print(json.dumps(line), file=sys.stderr)
         if "case" in line:
             ours[line["dtype"], line["case"]] = line["ms"] / 1e3
         if line.get("system") == "ours":
@@ -84,27 +86,36 @@ def main():
             f'{sys.argv[1]} printed no cases: expected a line with "lengths"; is there a working '
             "GPU?"
         )
-    print(f"{'':16}" + "".join(f"{case:>24}" for case in cases))
+    rows = []
     for name in names:
+        ms = [f"{ours[name, case] * 1e3:.2f}" if (name, case) in ours else "" for case in cases]
+        rows.append([f"ours, {name}", *ms])
         torch.manual_seed(0)
         config = BertConfig(attn_implementation="sdpa")
         model = BertModel(config, add_pooling_layer=False).to("cuda", dtypes[name]).eval()
         systems = {"sdpa": model, "compiled": torch.compile(model, dynamic=True)}
         systems["graphs"] = torch.compile(model, mode="reduce-overhead")
         for system, run in systems.items():
-            row = f"{system + ' ' + name:16}"
+            rows.append([f"PyTorch {system}, {name}"])
             for case, lengths in cases.items():
                 if (system == "graphs") != (case == "1x32"):
-                    row += f"{'':>24}"
+                    rows[-1].append("")
                     continue
                 seconds = torch_seconds(run, lengths)
                 ratio = seconds / ours[name, case] if (name, case) in ours else float("nan")
-                row += f"{seconds * 1e3:>14.3f} ms {ratio:5.2f}×"
-            print(row, flush=True)
+                rows[-1].append(f"{seconds * 1e3:.2f} ({ratio:.2f}×)")
+            print(rows[-1], file=sys.stderr, flush=True)
+    parts = ["Times in ms.", table(["system", *cases], rows)]
     for case, seconds in attention.items():
         if len(set(cases[case])) == 1:
             peer = attention_seconds(cases[case])
-            print(f"attention {case}: sdpa {peer * 1e3:.3f} ms, {peer / seconds:.2f}×")
+            parts.append(
+                f"Attention {case}, f16: ours {seconds * 1e3:.3f} ms, sdpa {peer * 1e3:.3f} ms "
+                f"({peer / seconds:.2f}×)"
+            )
+    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0].lower()
+    parts.append(measured_with({"GPU": torch.cuda.get_device_name(), "torch": torch.__version__}))
+    Results(gpu).write("\n\n".join(parts))
 
 
 if __name__ == "__main__":
