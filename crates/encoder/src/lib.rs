@@ -21,6 +21,9 @@
 //! 5. [`Pooling`]: hidden states to one vector
 //! 6. the modules after the pooling, such as a linear map, or normalisation to length 1
 //!
+//! [`mod@reference`] is steps 3 and 4 of a BERT in about 80 lines of candle: start there to learn how
+//! it works.
+//!
 //! # Models
 //! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`EncoderConfig`] is its config;
 //!   [`ModelConfig`] reads the `config.json` of every architecture.
@@ -59,6 +62,7 @@ mod load;
 mod models;
 mod pipelines;
 mod precision;
+pub mod reference;
 mod text;
 mod threads;
 
