@@ -5,9 +5,9 @@
 mod arguments;
 mod atomic_write;
 mod attention;
-mod builtin_model;
 mod commands;
 mod compute;
+mod default_model;
 mod fit;
 mod json_line;
 mod messages;

@@ -41,6 +41,10 @@
 //! A pipeline combines a tokenizer and a model: [`Embedder`], [`TextClassifier`],
 //! [`TokenClassifier`], [`QuestionAnswerer`], [`MaskFiller`], [`AttentionReader`].
 //!
+//! # Features
+//! - `hub`: `Hub` loads models by name from the Hugging Face hub, with a local cache.
+//! - `cuda`: runs models on NVIDIA GPUs. The build needs nvcc.
+//!
 //! # Examples
 //! Embed sentences:
 //! ```

@@ -33,6 +33,9 @@
 //!   others); each operation chooses between a CUDA kernel, a CPU kernel and candle
 //! - [`Init`]: initial weights for training
 //!
+//! # Features
+//! - `cuda`: kernels for NVIDIA GPUs. The build needs nvcc.
+//!
 //! # Examples
 //! The attention weights of a head:
 //! ```
