@@ -6,7 +6,7 @@
 use std::{collections::HashMap, path::Path};
 
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
-use encoder::{BertConfig, EncoderModel, Precision, reference};
+use encoder::{BertConfig, EncoderModel, LoadOptions, reference};
 use mha::AttentionMask;
 
 use crate::{
@@ -38,7 +38,7 @@ fn compare(dir: &Path, ids: &Tensor, types: &Tensor, padding: &Tensor) -> Result
     let expected: Vec<Tensor> =
         expected.iter().map(|x| x.broadcast_mul(&visible)).collect::<candle_core::Result<_>>()?;
 
-    let (model, _) = EncoderModel::from_dir(dir, Precision::F32, &Cpu)?;
+    let (model, _) = EncoderModel::from_dir(dir, &LoadOptions::default())?;
     let mask = AttentionMask::none().with_padding(padding)?;
     let (_, all) = model.forward_all(ids, Some(types), &mask)?;
     assert_eq!(all.hidden_states.len(), expected.len());

@@ -32,8 +32,7 @@ use crate::{
 /// use corpus::{EmbedRun, RecordSource, VectorFile};
 /// use encoder::{EmbedOptions, Embedder, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let model = "weights/all-MiniLM-L6-v2";
+/// let model = "../../weights/all-MiniLM-L6-v2";
 /// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
 /// let dir = tempfile::tempdir()?;
 /// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));
@@ -191,8 +190,7 @@ impl EmbedRun {
     /// use corpus::{EmbedRun, Error, RecordSource};
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let model = "weights/all-MiniLM-L6-v2";
+    /// let model = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
     /// let dir = tempfile::tempdir()?;
     /// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));

@@ -50,8 +50,7 @@
 //! ```
 //! use encoder::{Embedder, LoadOptions};
 //!
-//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-//! let dir = "weights/all-MiniLM-L6-v2";
+//! let dir = "../../weights/all-MiniLM-L6-v2";
 //! let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 //! let e = embedder.embed(&["I love AI"])?; // (1, 384)
 //! let length = e.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?;

@@ -32,8 +32,7 @@ const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
 /// ```
 /// use encoder::{Embedder, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
+/// let dir = "../../weights/all-MiniLM-L6-v2";
 /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 /// let e = embedder.embed(&["A man is eating food.", "A man eats.", "It snows."])?;
 /// assert_eq!(e.dims(), [3, 384]);
@@ -287,8 +286,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let embedder = embedder.with_max_seq_length(4)?; // [CLS] i love [SEP]
     /// let embedded = embedder.embed_with(&["I love AI"], EmbedOptions::default())?;
@@ -468,8 +466,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions, LongTexts};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let texts = ["short".to_string(), "and ".repeat(300)];
     /// let cut = embedder.embed_with(&texts, EmbedOptions::default())?.truncated;
@@ -496,8 +493,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
     /// assert_eq!(tokenized.tokens(), 5); // [CLS] i love ai [SEP]
@@ -548,8 +544,7 @@ impl Embedder {
     /// ```
     /// use encoder::{Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let love = embedder.texts_from_ids(vec![vec![101, 1045, 2293, 9932, 102]])?; // "I love AI"
     /// let e = embedder.embed_tokenized(&love)?.vectors.to_vec2::<f32>()?;
@@ -610,8 +605,7 @@ impl Embedder {
     ///
     /// use encoder::{EmbedOptions, Embedder, Error, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
     /// let stopped = embedder.embed_tokenized_until(&tokenized, &AtomicBool::new(true));
@@ -641,8 +635,7 @@ impl Embedder {
     ///
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?.with_token_budget(5);
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
     /// let batches = Cell::new(0);
@@ -679,8 +672,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let texts = (0..).map(|i| format!("text {i}")); // without an end
     /// let mut seen = 0;
@@ -790,8 +782,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
     /// let sequences = tokenized.clone().into_sequences();

@@ -58,8 +58,7 @@ impl TextWindows {
     /// ```
     /// use encoder::{Aggregation, Error, LoadOptions, TokenClassifier};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "tests/golden/heads/tagger";
+    /// let dir = "../../tests/golden/heads/tagger";
     /// let model = TokenClassifier::from_dir(dir, &LoadOptions::default())?;
     /// let windows = model.tokenize(&"a cab x ".repeat(1000))?;
     /// let mut parts = 0;
