@@ -1491,7 +1491,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     assert_eq!(
         String::from_utf8(wrong.get_output().stderr.clone())?,
         format!(
-            "encodle: the corpus was embedded with the built-in all-MiniLM-L6-v2, the queries are embedded with {model}\n\
+            "encodle: the corpus was embedded with the default model all-MiniLM-L6-v2, the queries are embedded with {model}\n\
              encodle: {wide} has vectors of dimension 384: expected at most 24 (the dimension of {model}); set --model to the model that embedded the corpus\n"
         )
     );

@@ -15,7 +15,7 @@ use mha::{AttentionMask, ComputeType, Init, scaled_dot_product_attention as atte
 use ops::Linear;
 
 use crate::{
-    golden_architectures::ARCHITECTURES,
+    golden_architectures::{Architecture, architectures},
     support::{Golden, MINILM, golden, max_difference},
 };
 
@@ -178,7 +178,7 @@ fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
 #[test]
 fn every_architecture_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
-    for (architecture, _) in ARCHITECTURES {
+    for Architecture { folder: architecture, .. } in architectures()? {
         let folder = |kind: &str| golden(&format!("architectures/{architecture}/{kind}"));
         let inputs =
             Golden::open(&format!("architectures/{architecture}/encoder/expected.safetensors"))?;

@@ -20,37 +20,27 @@ use crate::support::{Golden, assert_close, golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
-/// The folders of `architectures`, each with the architecture's name.
-pub const ARCHITECTURES: [(&str, &str); 20] = [
-    ("roberta", "RoBERTa"),
-    ("xlm_roberta", "RoBERTa"),
-    ("camembert", "RoBERTa"),
-    ("mpnet", "MPNet"),
-    ("mpnet_long", "MPNet"), // 150 tokens: distances above 128 share a bucket
-    ("distilbert", "DistilBERT"),
-    ("electra", "ELECTRA"),
-    ("electra_square", "ELECTRA"),
-    // ModernBERT: the encoder's config has the older keys, the configs of the heads have the
-    // current keys.
-    ("modernbert", "ModernBERT"),
-    ("modernbert_biases", "ModernBERT"),
-    ("albert", "ALBERT"),
-    // NomicBERT: the encoder's config has the older keys, the configs of the heads have the current
-    // keys. The tensors have the older names, except in the heads of `nomic_bert`, which have the
-    // current names.
-    ("nomic_bert", "NomicBERT"),
-    ("nomic_bert_ntk", "NomicBERT"), // up to 15 tokens; the training length is 10
-    ("gte", "GTE"),                  // NTK scaling; keys and names as in `nomic_bert`
-    ("gte_no_types", "GTE"),
-    ("jina_bert", "Jina v2"),
-    ("jina_bert_reglu", "Jina v2"),
-    ("jina_bert_original", "Jina v2"),
-    ("deberta", "DeBERTa"),
-    ("deberta_unbucketed", "DeBERTa"),
-];
+/// An entry of `architectures.json`, from which `architectures.py` makes the golden models.
+#[derive(serde::Deserialize)]
+pub struct Architecture {
+    /// The folder in `architectures`.
+    #[serde(skip)]
+    pub folder: String,
+    #[serde(rename = "architecture")]
+    pub name: String,
+    /// Whether transformers has a head of this architecture that answers questions.
+    answers: bool,
+}
 
-/// The architectures for which transformers has no head that answers questions.
-const WITHOUT_ANSWERS: [&str; 2] = ["NomicBERT", "GTE"];
+pub fn architectures() -> Result<Vec<Architecture>> {
+    let table = fs::read(golden("architectures.json"))?;
+    let table: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&table)?;
+    let entries = table.into_iter().map(|(folder, entry)| {
+        let entry: Architecture = serde_json::from_value(entry)?;
+        Ok(Architecture { folder, ..entry })
+    });
+    entries.collect()
+}
 
 /// A model of an architecture, with its inputs and expected outputs.
 struct Case {
@@ -114,8 +104,8 @@ impl Case {
 
 #[test]
 fn hidden_states_and_attentions_equal_transformers() -> Result {
-    for (architecture, name) in ARCHITECTURES {
-        let case = Case::open(architecture, "encoder")?;
+    for Architecture { folder, name, .. } in architectures()? {
+        let case = Case::open(&folder, "encoder")?;
         let json = fs::read(case.folder.join("config.json"))?;
         assert_eq!(ModelConfig::from_json(&json, "config.json")?.architecture(), name);
         let model = case.load(EncoderModel::from_dir)?;
@@ -165,28 +155,28 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
 
 #[test]
 fn logits_of_every_head_equal_transformers() -> Result {
-    for (architecture, name) in ARCHITECTURES {
-        let case = Case::open(architecture, "masked_lm")?;
+    for Architecture { folder, answers, .. } in architectures()? {
+        let case = Case::open(&folder, "masked_lm")?;
         let (ids, types, mask) = case.inputs();
         let logits = case.load(EncoderForMaskedLm::from_dir)?.forward(ids, types, mask)?;
         case.check_visible("logits", &logits)?;
 
-        let case = Case::open(architecture, "sequence")?;
+        let case = Case::open(&folder, "sequence")?;
         let (ids, types, mask) = case.inputs();
         let model = case.load(EncoderForSequenceClassification::from_dir)?;
         let logits = model.forward(ids, types, mask)?;
         case.check_without_padding_at_the_start("logits", &logits, case.golden.get("logits"))?;
 
-        let case = Case::open(architecture, "token")?;
+        let case = Case::open(&folder, "token")?;
         let (ids, types, mask) = case.inputs();
         let logits =
             case.load(EncoderForTokenClassification::from_dir)?.forward(ids, types, mask)?;
         case.check_visible("logits", &logits)?;
 
-        if WITHOUT_ANSWERS.contains(&name) {
+        if !answers {
             continue;
         }
-        let case = Case::open(architecture, "answer")?;
+        let case = Case::open(&folder, "answer")?;
         let (ids, types, mask) = case.inputs();
         let scores = case.load(EncoderForQuestionAnswering::from_dir)?.forward(ids, types, mask)?;
         case.check_visible("start_logits", &scores.start)?;
@@ -684,8 +674,8 @@ fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
 /// In f32, bf16 and int8, a sequence has the same hidden states alone and in any batch.
 #[test]
 fn hidden_states_do_not_depend_on_the_batch() -> Result {
-    for (architecture, _) in ARCHITECTURES {
-        let folder = golden(&format!("architectures/{architecture}/encoder"));
+    for Architecture { folder: name, .. } in architectures()? {
+        let folder = golden(&format!("architectures/{name}/encoder"));
         for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
             let (model, _) =
                 EncoderModel::from_dir(&folder, &LoadOptions::default().with_precision(precision))?;
@@ -702,7 +692,7 @@ fn hidden_states_do_not_depend_on_the_batch() -> Result {
             let mut start = 0;
             for length in [9, 1, 15, 4] {
                 let alone = hidden(&[length])?;
-                let name = format!("{architecture} {precision:?}, {length} tokens");
+                let name = format!("{name} {precision:?}, {length} tokens");
                 assert!(alone.iter().flatten().all(|x| x.is_finite()), "{name}");
                 assert_eq!(batch[start..start + length], alone, "{name}");
                 start += length;

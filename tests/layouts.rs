@@ -7,6 +7,8 @@ use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{Inspection, ModelConfig, ModelFiles, PoolingMode};
 use serde_json::{Value, json};
 
+use crate::golden_architectures;
+
 /// Tensor names and shapes.
 type Tensors = Vec<(String, Vec<usize>)>;
 
@@ -211,7 +213,7 @@ fn architectures() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_architecture_has_published_models_in_the_documentation() {
+fn every_architecture_has_golden_and_published_models() -> anyhow::Result<()> {
     let runs_as = [
         "Embedder",
         "EncoderForMaskedLm",
@@ -239,4 +241,8 @@ fn every_architecture_has_published_models_in_the_documentation() {
     }
     assert_eq!(models.len(), 40);
     assert_eq!(named, architectures());
+
+    let golden = golden_architectures::architectures()?.into_iter().map(|golden| golden.name);
+    assert_eq!(golden.chain(["BERT".to_string()]).collect::<BTreeSet<_>>(), architectures());
+    Ok(())
 }

@@ -21,6 +21,7 @@ mod layouts;
 mod packed_cache;
 mod properties;
 mod random_tensors;
+mod reference;
 #[cfg(all(feature = "serve", unix))]
 mod serve;
 mod settings;

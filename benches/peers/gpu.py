@@ -130,7 +130,7 @@ def main():
         if "lengths" in line:
             lengths = line["lengths"]
             continue
-        print(json.dumps(line))
+        print(json.dumps(line), file=sys.stderr)
         if "case" in line:
             ours[line["model"], line["dtype"], line["case"]] = line["ms"] / 1e3
         if line.get("system") == "ours":

@@ -5,7 +5,8 @@
 
 Installs each package in a virtual environment of its own, exports the model for ONNX Runtime and
 OpenVINO, compares the vectors of the smallest of --counts with those of sentence-transformers if
-it is among the systems, times one system after another in rounds, and prints a Markdown table.
+it is among the systems, times one system after another in rounds, prints a Markdown table and
+appends it to the file of this machine and month in benches/results/.
 Every system computes all-MiniLM-L6-v2, in f32 unless its name says otherwise. Exit status: 1 if a
 system failed or disagreed (the others are still measured).
 """
@@ -29,8 +30,8 @@ import export
 import run
 from campaign import agreement, progress
 from processes import HERE, SETTLE, Failed, Worker, alone, environment, status_mb
+from results import ROOT, Results, facts, measured_with, table, this_cpu
 from sections import COSINE
-from tables import table
 
 DIFFERENCE = 1e-5  # maximum difference from the reference
 
@@ -125,8 +126,8 @@ class Comparison:
 
     def save(self) -> None:
         if self.json:
-            facts = {"machine": run.machine(self.threads), "systems": self.found}
-            run.save(facts | {"failures": self.failures}, self.json)
+            figures = {"machine": run.machine(self.threads), "systems": self.found}
+            run.save(figures | {"failures": self.failures}, self.json)
 
     def fail(self, text: str) -> None:
         self.failures.append(text)
@@ -363,7 +364,7 @@ def arguments() -> argparse.Namespace:
         "--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="SYSTEM", help="systems to compare"
     )
     parser.add_argument(
-        "--encodle", default=str(run.ROOT / "python"), help="wheel or source folder of the package"
+        "--encodle", default=str(ROOT / "python"), help="wheel or source folder of the package"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -398,8 +399,11 @@ def main() -> int:
     comparison = Comparison(options, options.target or run.build())
     comparison.measure(options.systems)
     found = {system: comparison.found[system] for system in options.systems if system in comparison.found}
-    print(results(found, options.counts, options.best))
-    print("".join(f"\n- {text}" for text in comparison.failures))
+    parts = [results(found, options.counts, options.best)]
+    parts.append(measured_with(facts(options.threads)))
+    if comparison.failures:
+        parts.append("\n".join(f"- {text}" for text in comparison.failures))
+    Results(this_cpu()).write("\n\n".join(parts))
     return 1 if comparison.failures else 0
 
 

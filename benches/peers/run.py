@@ -6,23 +6,21 @@ All systems use the same weights and number of threads.
     python benches/peers/run.py [--sections SECTION...] [--systems SYSTEM...] [--json FILE]
 
 Builds the Rust programs, creates missing models of the peers, checks that all outputs agree, times
-one worker at a time in rounds, and prints Markdown tables. Exit status: 1 if a system failed or
-disagreed (the others are still measured), 2 if a package is missing.
+one worker at a time in rounds, prints Markdown tables and appends them to the file of this machine
+and month in benches/results/. Exit status: 1 if a system failed or disagreed (the others are still
+measured), 2 if a package is missing.
 """
 
 import argparse
 import importlib.metadata
 import json
-import os
-import platform
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from results import ROOT, Results, facts, output_of, this_cpu
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 try:
     import tables
@@ -33,11 +31,6 @@ except ModuleNotFoundError as missing:
     advice = "pip install -r benches/peers/requirements.txt"
     print(f"{missing.name} is missing: {advice}", file=sys.stderr)
     sys.exit(2)
-
-
-def output_of(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout.strip()
 
 
 def build() -> Path:
@@ -62,17 +55,7 @@ def pinned() -> dict[str, str]:
 
 
 def machine(threads: int) -> dict[str, str]:
-    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    locked = (ROOT / "Cargo.lock").read_text()
-    candle = re.search(r'name = "candle-core"\nversion = "(.*)"', locked)
-    return {
-        "CPU": f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores",
-        "threads": str(threads),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "commit": output_of("git", "describe", "--always", "--dirty", "--exclude=*"),
-        "Rust": output_of("rustc", "--version").split()[1],
-        "candle": candle[1] if candle else "unknown",
-        "Python": platform.python_version(),
+    return facts(threads) | {
         "packages": ", ".join(f"{name} {version(name) or 'missing'}" for name in pinned()),
     }
 
@@ -135,6 +118,7 @@ def main() -> int:
         if missing_always or not options.skip_missing:
             return 2
     campaign = Campaign(options, build())
+    written = Results(this_cpu())
     results: dict[str, Any] = {"machine": machine(options.threads), "rounds": options.rounds}
     results |= {"layers": options.layers, "sections": {}, "failures": campaign.failures}
     for name, systems in chosen.items():
@@ -144,10 +128,10 @@ def main() -> int:
         progress(name)
         if found := campaign.measure(name, systems):
             results["sections"][name] = found
-            print(tables.section(name, found), end="\n\n", flush=True)
+            written.write(tables.section(name, found))
         if options.json:
             save(results, options.json)
-    print(tables.about(results))
+    written.write(tables.about(results))
     return 1 if campaign.failures else 0
 
 

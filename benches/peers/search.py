@@ -4,7 +4,8 @@ threads.
     pip install -r benches/peers/requirements.txt
     python benches/peers/search.py [--rows N] [--rounds N]
 
-Checks that both find the same rows. The corpus is random and in memory for both.
+Checks that both find the same rows. The corpus is random and in memory for both. The table is
+printed and appended to the file of this machine and month in benches/results/.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from processes import Worker
+from results import Results, facts, measured_with, table, this_cpu
 from run import build
 from threadpoolctl import threadpool_limits
 
@@ -55,8 +57,7 @@ def main() -> None:
         np.save(folder / "queries.npy", queries)
         worker = Worker("ours-f32", THREADS, build() / "release/peers", folder)
         worker.load("search", folder, [str(count) for count in counts])
-        print(f"{TOP} nearest of {args.rows} × {WIDTH} values; medians of {args.rounds} rounds\n")
-        print("| queries | ours | NumPy | |\n| ---: | ---: | ---: | ---: |")
+        lines = []
         for count in counts:
             rows = nearest(corpus, queries[:count])
             case = str(count)
@@ -67,8 +68,11 @@ def main() -> None:
                 theirs.append(milliseconds(lambda: nearest(corpus, queries[:count])))
             ratio = statistics.median(theirs / ours for ours, theirs in zip(ours, theirs))
             ours, theirs = statistics.median(ours), statistics.median(theirs)
-            print(f"| {count} | {ours:.0f} ms | {theirs:.0f} ms | {ratio:.2f}× |")
+            lines.append([str(count), f"{ours:.0f} ms", f"{theirs:.0f} ms", f"{ratio:.2f}×"])
         worker.close()
+    about = f"{TOP} nearest of {args.rows} × {WIDTH} values; medians of {args.rounds} rounds"
+    compared = table(["queries", "ours", "NumPy", "NumPy / ours"], lines)
+    Results(this_cpu()).write(f"{about}\n\n{compared}\n\n{measured_with(facts(THREADS))}")
 
 
 main()

@@ -25,6 +25,8 @@ those of the first server, and measures all loads:
 compares values of --max-batch-tokens, --part overload sends four times the requests that the server
 can compute, for values of --max-requests, and --part memory samples the memory of the first of
 --systems about every 15 s for --memory-seconds.
+
+Prints the figures and appends them to the file of this machine and month in benches/results/.
 """
 
 import argparse
@@ -53,7 +55,7 @@ sys.path.insert(0, str(ROOT / "tests/server"))
 
 import load
 from processes import environment, status_mb
-from tables import table
+from results import Results, facts, measured_with, table, this_cpu
 
 NAME = "all-MiniLM-L6-v2"
 ADDRESS = ("127.0.0.1", 18080)
@@ -475,9 +477,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     PARTS[options.part](options, found)
     if options.part == "servers":
-        print(tables(found, options.loads))
+        text = tables(found, options.loads)
     else:
-        print(json.dumps(found, indent=1))
+        text = f"```json\n{json.dumps(found, indent=1)}\n```"
+    Results(this_cpu()).write(f"{text}\n\n{measured_with(facts(options.threads))}")
 
 
 if __name__ == "__main__":

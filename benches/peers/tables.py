@@ -4,15 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from results import measured_with, table
 from sections import SECTIONS
 from systems import SYSTEMS
 
 Found = dict[str, Any]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
 
 
 def label(system: str) -> str:
@@ -141,7 +137,7 @@ def section(name: str, found: Found) -> str:
 
 def about(results: Found) -> str:
     """The method, the machine and the versions."""
-    facts = table(["measured with", ""], [[*fact] for fact in results["machine"].items()])
+    facts = measured_with(results["machine"])
     how = (
         f"Medians of {results['rounds']} rounds. In each round the systems run in turn, after a "
         "warm-up call. In brackets: the median over the rounds of the time relative to ours, in "

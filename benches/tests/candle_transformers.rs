@@ -56,17 +56,3 @@ fn compare(name: &str, config: &BertConfig) -> anyhow::Result<()> {
 fn bert_base_equals_candle_transformers() -> anyhow::Result<()> {
     compare("BERT-base", &BertConfig::bert_base())
 }
-
-#[test]
-fn models_with_heads_of_26_32_and_64_equal_candle_transformers() -> anyhow::Result<()> {
-    for head_dim in [26, 32, 64] {
-        let mut config = BertConfig::bert_base();
-        config.vocab_size = 101;
-        config.hidden_size = 2 * head_dim;
-        config.num_attention_heads = 2;
-        config.num_hidden_layers = 3;
-        config.intermediate_size = 77;
-        compare(&format!("head_dim {head_dim}"), &config)?;
-    }
-    Ok(())
-}

@@ -5,9 +5,9 @@
 mod arguments;
 mod atomic_write;
 mod attention;
-mod builtin_model;
 mod commands;
 mod compute;
+mod default_model;
 mod fit;
 mod json_line;
 mod messages;
@@ -38,7 +38,7 @@ use crate::{
 
 /// jemalloc instead of glibc's allocator: under load, the peak memory of `encodle serve` grows by at
 /// most 3 MB after the first five minutes. With glibc's allocator, the peak grew during the whole
-/// measurement of 10 minutes (docs/performance.md).
+/// measurement of 10 minutes (benches/results/xeon-avx512-2c-2026-11.md).
 #[cfg(all(feature = "serve", target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -7,10 +7,7 @@ use clap::Args;
 use encoder::{Embedder, Pooling, PoolingMode};
 use serde::{Deserialize, Serialize};
 
-use crate::{compute::Compute, messages, model_files};
-
-/// The name of the built-in model.
-pub const BUILTIN: &str = "all-MiniLM-L6-v2";
+use crate::{compute::Compute, default_model, messages, model_files};
 
 /// The help of `--model`, without the default.
 pub const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transformers model, or \
@@ -18,7 +15,7 @@ pub const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transf
 
 #[derive(Args)]
 pub struct Model {
-    #[arg(long, help = format!("{MODEL_HELP} [default: the built-in {BUILTIN}]"))]
+    #[arg(long, help = format!("{MODEL_HELP} [default: {}]", default_model::NAME))]
     model: Option<String>,
 
     #[command(flatten)]
@@ -38,7 +35,7 @@ pub struct Model {
 /// The arguments that chose the model of a corpus, as the corpus file's metadata stores them.
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 pub struct ModelSpec {
-    /// The model's path or its name on the hub; `None` for the built-in model.
+    /// The model's path or its name on the hub; `None` for the default model.
     model: Option<String>,
     pooling: Vec<String>,
     normalize: bool,
@@ -49,7 +46,7 @@ impl fmt::Display for ModelSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.model {
             Some(model) => f.write_str(model)?,
-            None => write!(f, "the built-in {BUILTIN}")?,
+            None => write!(f, "the default model {}", default_model::NAME)?,
         }
         if !self.pooling.is_empty() {
             write!(f, " --pooling {}", self.pooling.join(","))?;
@@ -114,14 +111,14 @@ impl Model {
         self.model.is_some()
     }
 
-    /// The model's path or name: that of `--model`, of the corpus, or of the built-in model.
+    /// The model's path or name: that of `--model`, of the corpus, or of the default model.
     pub fn name(&self) -> &str {
-        self.model.as_deref().unwrap_or(BUILTIN)
+        self.model.as_deref().unwrap_or(default_model::NAME)
     }
 
     /// Loads the model.
     pub fn embedder(&self) -> Result<Embedder> {
-        let files = model_files::open_or_builtin(self.model.as_deref())?;
+        let files = model_files::open_or_default(self.model.as_deref())?;
         let options = self.compute.start()?;
         let embedder = match &self.pooling[..] {
             [] => Embedder::from_files(&files, &options)?,

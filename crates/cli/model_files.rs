@@ -1,15 +1,15 @@
-//! The files of a model: in a folder, on the Hugging Face hub or built in.
+//! The files of a model: in a folder, on the Hugging Face hub, or those of the default model.
 
 use std::path::Path;
 
 use anyhow::Result;
 use encoder::ModelFiles;
 
-use crate::builtin_model;
+use crate::default_model;
 
-/// The files of `model`, or of the built-in model if `model` is `None`.
-pub fn open_or_builtin(model: Option<&str>) -> Result<ModelFiles> {
-    model.map_or_else(|| Ok(builtin_model::files()), open)
+/// The files of `model`, or of the default model if `model` is `None`.
+pub fn open_or_default(model: Option<&str>) -> Result<ModelFiles> {
+    model.map_or_else(default_model::files, open)
 }
 
 /// The files of `model`, which names a folder, a weights file or a model on the hub.
@@ -26,7 +26,7 @@ pub fn open(model: &str) -> Result<ModelFiles> {
 
 /// Downloads a model from the hub, with a progress bar per file on a terminal.
 #[cfg(feature = "hub")]
-fn download(model: &str) -> Result<ModelFiles> {
+pub fn download(model: &str) -> Result<ModelFiles> {
     use encoder::{DownloadProgress, Hub};
     use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
@@ -49,7 +49,7 @@ fn download(model: &str) -> Result<ModelFiles> {
 }
 
 #[cfg(not(feature = "hub"))]
-fn download(model: &str) -> Result<ModelFiles> {
+pub fn download(model: &str) -> Result<ModelFiles> {
     anyhow::bail!(
         "model {model:?} not found: expected a folder or a weights file; this program was built \
          without the feature hub, which downloads models"

@@ -7,6 +7,9 @@ use std::{env, fs, path::Path, process::Command};
 const ARCHITECTURE: &str = "compute_80";
 
 fn main() {
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return;
+    }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let nvcc = env::var("NVCC").unwrap_or_else(|_| "nvcc".to_string());
     println!("cargo::rerun-if-env-changed=NVCC");

@@ -4,6 +4,8 @@
 //! Each case except the inspection compares the model's outputs, bit for bit, with those of the
 //! golden checkpoint; the case of f16 weights compares with the golden checkpoint rounded to f16.
 
+use std::collections::BTreeSet;
+
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
     EncoderForMaskedLm, EncoderForSequenceClassification, EncoderModel, LoadOptions, LoadReport,
@@ -13,7 +15,7 @@ use mha::AttentionMask;
 use serde_json::{Value, json};
 
 use super::{Checkpoint, Outcome, Table, describe, tensors::inspect, weight_files};
-use crate::support::max_difference;
+use crate::{golden_architectures::architectures, support::max_difference};
 
 /// A folder of golden checkpoints, and the changes that the cases make to them.
 struct Row {
@@ -523,6 +525,15 @@ fn check(run: Run, c: &Checkpoint, expected: &Checkpoint) -> Outcome {
         false => format!("differs by {largest:.1e}"),
     };
     Ok(outcome + &describe(&report))
+}
+
+#[test]
+fn every_architecture_of_the_golden_models_has_a_row() -> anyhow::Result<()> {
+    let golden = architectures()?;
+    let with_row = golden.iter().filter(|model| ROWS.iter().any(|row| row.folder == model.folder));
+    let with_row: BTreeSet<&str> = with_row.map(|model| &model.name[..]).collect();
+    assert_eq!(with_row, golden.iter().map(|model| &model.name[..]).collect());
+    Ok(())
 }
 
 pub(super) fn cases(t: &mut Table) {

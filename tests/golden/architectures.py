@@ -52,73 +52,9 @@ SIZES = dict(
     vocab_size=47, hidden_size=20, num_hidden_layers=3, num_attention_heads=5,
     intermediate_size=28, max_position_embeddings=21, hidden_act="gelu",
 )  # fmt: skip
-MODERN = dict(
-    local_attention=6, pad_token_id=3, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
-    max_position_embeddings=30,
-)  # fmt: skip
-JINA = dict(
-    position_embedding_type="alibi", emb_pooler="mean",
-    auto_map={
-        "AutoConfig": "jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig",
-        "AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel",
-    },
-)  # fmt: skip
-ARCHITECTURES = {
-    "roberta": ("roberta", dict(type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5)),
-    "xlm_roberta": (
-        "xlm-roberta",
-        dict(type_vocab_size=2, pad_token_id=3, layer_norm_eps=1e-6, hidden_act="relu"),
-    ),
-    "camembert": ("camembert", dict(type_vocab_size=1, pad_token_id=0, layer_norm_eps=1e-5)),
-    "mpnet": ("mpnet", dict(pad_token_id=1, layer_norm_eps=1e-5)),
-    "mpnet_long": (
-        "mpnet",
-        dict(pad_token_id=3, num_attention_heads=2, max_position_embeddings=162),
-    ),
-    "distilbert": ("distilbert", dict(activation="gelu", hidden_dim=28)),
-    "electra": ("electra", dict(type_vocab_size=2, embedding_size=12, layer_norm_eps=1e-6)),
-    "electra_square": ("electra", dict(embedding_size=20, hidden_act="silu")),
-    "modernbert": (
-        "modernbert",
-        MODERN | dict(num_hidden_layers=5, num_attention_heads=2, classifier_pooling="mean"),
-    ),
-    "modernbert_biases": (
-        "modernbert",
-        MODERN | dict(attention_bias=True, mlp_bias=True, norm_bias=True, classifier_bias=True,
-                      decoder_bias=False, hidden_activation="silu", global_rope_theta=500.0),
-    ),
-    "albert": ("albert", dict(type_vocab_size=2, embedding_size=12, hidden_act="gelu_new")),
-    "deberta": (
-        "deberta-v2",
-        dict(relative_attention=True, position_buckets=8, norm_rel_ebd="layer_norm",
-             share_att_key=True, pos_att_type="p2c|c2p", position_biased_input=False,
-             layer_norm_eps=1e-5, pooler_hidden_act="gelu", pad_token_id=2),
-    ),
-    "deberta_unbucketed": (
-        "deberta-v2",
-        dict(relative_attention=True, max_relative_positions=6, share_att_key=True,
-             pos_att_type=["c2p"], type_vocab_size=2, num_attention_heads=2,
-             pooler_hidden_act="tanh", legacy=False, tie_word_embeddings=False),
-    ),
-    "nomic_bert": ("nomic_bert", dict(vocab_size=48, hidden_act="silu")),
-    # The sequences have up to 15 tokens, and the training length is 10. The heads have width 10, so
-    # that the exponent 10/8 of the scaling is not an integer.
-    "nomic_bert_ntk": (
-        "nomic_bert",
-        dict(hidden_act="silu", num_attention_heads=2, max_position_embeddings=10,
-             rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1000.0)),
-    ),
-    # Scaling `ntk` with the factor 8 and the base 2,000, as transformers stores it.
-    "gte": (
-        "gte",
-        dict(type_vocab_size=2, num_attention_heads=2, layer_norm_eps=1e-6,
-             rope_parameters=dict(rope_type="linear", factor=8 ** (2 / 10), rope_theta=16_000.0)),
-    ),
-    "gte_no_types": ("gte", dict(type_vocab_size=0, hidden_act="relu")),
-    "jina_bert": ("bert", JINA | dict(feed_forward_type="geglu", hidden_act="relu")),
-    "jina_bert_reglu": ("bert", JINA | dict(feed_forward_type="reglu", num_attention_heads=4)),
-    "jina_bert_original": ("bert", JINA | dict(feed_forward_type="original", num_attention_heads=1)),
-}
+# The models, the settings in which they differ from SIZES, and whether transformers has a head of
+# the architecture that answers questions.
+ARCHITECTURES = json.loads((HERE / "architectures.json").read_text())
 HEADS = {
     "masked_lm": (AutoModelForMaskedLM, {}),
     "sequence": (AutoModelForSequenceClassification, {"num_labels": 3}),
@@ -152,10 +88,11 @@ def arguments(model, tensors):
 
 def create(name, model_class, **more):
     """A model with random weights; `None` if transformers has no such class."""
-    model_type, sizes = ARCHITECTURES[name]
-    config = AutoConfig.for_model(model_type, **SIZES | sizes | more)
-    if model_type in ("nomic_bert", "gte") and model_class is AutoModelForQuestionAnswering:
+    architecture = ARCHITECTURES[name]
+    if model_class is AutoModelForQuestionAnswering and not architecture["answers"]:
         return None
+    settings = SIZES | architecture["config"] | more
+    config = AutoConfig.for_model(architecture["model_type"], **settings)
     model = model_class.from_config(config)
     if "jina" in name:
         return jina_bert.with_zero_positions(widen(jina_bert.gated(model), STD))
@@ -203,7 +140,7 @@ def alone(model, tensors, **options):
 
 def checkpoints(name):
     """The encoder with all hidden states and attentions, and a model with each head."""
-    model_type, _sizes = ARCHITECTURES[name]
+    model_type = ARCHITECTURES[name]["model_type"]
     torch.manual_seed(SEED + 20)
     model = create(name, AutoModel, attn_implementation="eager")
     tensors = inputs(model.config)
@@ -599,7 +536,7 @@ def sentences(name):
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as source:
         shutil.copytree(FOLDER / "tokenizers" / tokenizer, source, dirs_exist_ok=True)
-        model_type, sizes = ARCHITECTURES[name]
+        model_type, sizes = ARCHITECTURES[name]["model_type"], ARCHITECTURES[name]["config"]
         if model_type == "modernbert":  # which has no tokenizer class of its own
             path = Path(source) / "tokenizer_config.json"
             settings = json.loads(path.read_text()) | {"tokenizer_class": "TokenizersBackend"}
@@ -628,7 +565,7 @@ def pipelines():
     """RoBERTa with byte-level BPE in pipelines: tags, masks and ranks."""
     folder = FOLDER / "pipelines"
     shutil.rmtree(folder, ignore_errors=True)
-    model_type, sizes = ARCHITECTURES["roberta"]
+    model_type, sizes = ARCHITECTURES["roberta"]["model_type"], ARCHITECTURES["roberta"]["config"]
     for name, model_class, more in (
         ("tagger", AutoModelForTokenClassification, {"id2label": dict(enumerate(TAGS))}),
         ("masked_lm", AutoModelForMaskedLM, {}),

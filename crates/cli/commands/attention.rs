@@ -30,7 +30,7 @@ use crate::{
   encodle attention \"The bank is closed.\" --pair \"We sat on the bank.\" --output bank.html")]
 pub struct Args {
     /// Model: folder, weights file, or org/name@revision on the Hugging Face hub (@revision is
-    /// optional) [default: the built-in all-MiniLM-L6-v2]
+    /// optional) [default: all-MiniLM-L6-v2]
     #[arg(long)]
     model: Option<String>,
 
@@ -140,7 +140,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Runs the model on the text, and returns the weights of the chosen kind, and a title for them.
 fn read(args: &Args) -> Result<(TextAttention, String)> {
-    let files = model_files::open_or_builtin(args.model.as_deref())?;
+    let files = model_files::open_or_default(args.model.as_deref())?;
     let options = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, &options)?;
     let mut all = reader.read(&args.text, args.pair.as_deref())?;

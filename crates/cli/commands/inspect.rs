@@ -24,7 +24,7 @@ pub struct Args {
     format: Format,
 
     /// Model: folder, weights file, or org/name@revision on the Hugging Face hub (@revision is
-    /// optional) [default: the built-in all-MiniLM-L6-v2]
+    /// optional) [default: all-MiniLM-L6-v2]
     model: Option<String>,
 }
 
@@ -39,7 +39,7 @@ enum Format {
 
 /// The exit code is 1 if the model cannot be run or has a problem.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let files = model_files::open_or_builtin(args.model.as_deref())?;
+    let files = model_files::open_or_default(args.model.as_deref())?;
     let inspection = Inspection::new(&files);
     let mut out = io::stdout().lock();
     match args.format {

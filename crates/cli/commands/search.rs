@@ -16,10 +16,11 @@ use serde_json::{Value, value::RawValue};
 use crate::{
     arguments::{cosine, positive},
     commands::compare::vectors_for_cosines,
+    default_model,
     fit::{fit, terminal_width},
     json_line::write_line,
     messages,
-    model::{BUILTIN, MODEL_HELP, Model},
+    model::{MODEL_HELP, Model},
     texts::{prompt, source, texts},
 };
 
@@ -99,8 +100,8 @@ struct Found<'a> {
 /// The help of `--model`, whose default differs from that of other commands.
 fn model_help() -> String {
     format!(
-        "{MODEL_HELP} [default: the model stored in the corpus; if there is none, the built-in \
-         {BUILTIN}]"
+        "{MODEL_HELP} [default: the model stored in the corpus; if there is none, {}]",
+        default_model::NAME
     )
 }
 
@@ -168,7 +169,7 @@ fn check_field(field: &str, vectors: &VectorFile, args: &Args) -> Result<()> {
 }
 
 /// The model for the queries: that of `--model`, otherwise the model that the corpus file names,
-/// otherwise the built-in model.
+/// otherwise the default model.
 fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
     let name = args.corpus.display();
     let is_default_model = !args.model.is_given() && vectors.model().is_none();

@@ -24,7 +24,7 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 use crate::{
     arguments::{positive, usage_error},
     compute::Machine,
-    messages, model, model_files,
+    default_model, messages, model, model_files,
 };
 
 /// The environment variable with API keys, separated by commas.
@@ -43,7 +43,7 @@ pub struct Args {
     /// Model to serve under NAME: folder, weights file, or org/name@revision on the Hugging Face
     /// hub (@revision is optional). Without NAME, the name is the last component of MODEL,
     /// without @revision; for a symbolic link to a folder, that of the link's target. Repeatable
-    /// [default: the built-in all-MiniLM-L6-v2]
+    /// [default: all-MiniLM-L6-v2]
     #[arg(
         long = "model",
         env = "ENCODLE_MODEL",
@@ -271,7 +271,7 @@ impl FromStr for Modes {
 /// A model to load, with the options that apply to it.
 struct Source {
     name: String,
-    /// `None` for the built-in model.
+    /// `None` for the default model.
     model: Option<String>,
     dtype: Option<Precision>,
     pooling: Option<Pooling>,
@@ -282,7 +282,7 @@ impl Args {
     /// without a name; if one is repeated with the same name or without a name, the last applies.
     fn sources(&self) -> Result<Vec<Source>> {
         let given: Vec<(String, Option<String>)> = match &self.models[..] {
-            [] => vec![(model::BUILTIN.to_string(), None)],
+            [] => vec![(default_model::NAME.to_string(), None)],
             models => {
                 let named = |Named { name, value }: &Named<String>| {
                     let name = name.clone().unwrap_or_else(|| default_name(value));
@@ -443,7 +443,7 @@ fn default_name(model: &str) -> String {
 /// Loads the models, in their order.
 fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
     let load = |Source { name, model, dtype, pooling }: &Source| {
-        let files = model_files::open_or_builtin(model.as_deref())?;
+        let files = model_files::open_or_default(model.as_deref())?;
         let log = |choice: &str| tracing::info!(name, "{choice}");
         let options = machine.options(*dtype, log)?;
         let model = Model::from_files(&files, pooling.clone(), &options)

@@ -18,8 +18,7 @@
 //! use corpus::{EmbedRun, RecordSource, VectorFile};
 //! use encoder::{EmbedOptions, Embedder, LoadOptions, Prompt, Search};
 //!
-//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-//! let model = "weights/all-MiniLM-L6-v2";
+//! let model = "../../weights/all-MiniLM-L6-v2";
 //! let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
 //! let dir = tempfile::tempdir()?;
 //! let (input, output) = (dir.path().join("texts.csv"), dir.path().join("vectors.parquet"));

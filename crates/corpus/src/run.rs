@@ -33,8 +33,7 @@ use crate::{
 /// use corpus::{EmbedRun, RecordSource, VectorFile};
 /// use encoder::{EmbedOptions, Embedder, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let model = "weights/all-MiniLM-L6-v2";
+/// let model = "../../weights/all-MiniLM-L6-v2";
 /// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
 /// let dir = tempfile::tempdir()?;
 /// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));
@@ -192,8 +191,7 @@ impl EmbedRun {
     /// use corpus::{EmbedRun, Error, RecordSource};
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let model = "weights/all-MiniLM-L6-v2";
+    /// let model = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
     /// let dir = tempfile::tempdir()?;
     /// let (input, output) = (dir.path().join("texts.txt"), dir.path().join("vectors.npy"));
@@ -340,8 +338,7 @@ impl EmbedRun {
 /// use corpus::{OnInvalid, Record, RecordSource, embed_records};
 /// use encoder::{EmbedOptions, Embedder, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let model = "weights/all-MiniLM-L6-v2";
+/// let model = "../../weights/all-MiniLM-L6-v2";
 /// let embedder = Embedder::from_dir(model, &LoadOptions::default())?;
 /// let source = RecordSource::texts(["It snows.".to_string(), "A man eats.".to_string()]);
 /// let (stop, options) = (OnInvalid::Stop, EmbedOptions::default());

@@ -21,6 +21,9 @@
 //! 5. [`Pooling`]: hidden states to one vector
 //! 6. the modules after the pooling, such as a linear map, or normalisation to length 1
 //!
+//! [`mod@reference`] is steps 3 and 4 of a BERT in about 80 lines of candle: start there to learn how
+//! it works.
+//!
 //! # Models
 //! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`EncoderConfig`] is its config;
 //!   [`ModelConfig`] reads the `config.json` of every architecture.
@@ -38,13 +41,16 @@
 //! A pipeline combines a tokenizer and a model: [`Embedder`], [`TextClassifier`],
 //! [`TokenClassifier`], [`QuestionAnswerer`], [`MaskFiller`], [`AttentionReader`].
 //!
+//! # Features
+//! - `hub`: `Hub` loads models by name from the Hugging Face hub, with a local cache.
+//! - `cuda`: runs models on NVIDIA GPUs. The build needs nvcc.
+//!
 //! # Examples
 //! Embed sentences:
 //! ```
 //! use encoder::{Embedder, LoadOptions};
 //!
-//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-//! let dir = "weights/all-MiniLM-L6-v2";
+//! let dir = "../../weights/all-MiniLM-L6-v2";
 //! let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 //! let e = embedder.embed(&["I love AI"])?; // (1, 384)
 //! let length = e.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?;
@@ -60,6 +66,7 @@ mod load;
 mod models;
 mod pipelines;
 mod precision;
+pub mod reference;
 mod text;
 mod threads;
 

@@ -32,9 +32,8 @@ crate::choices! {
     /// ```
     /// use encoder::{Embedder, LoadOptions, Precision};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
     /// let embed = |precision| {
-    ///     let dir = "weights/all-MiniLM-L6-v2";
+    ///     let dir = "../../weights/all-MiniLM-L6-v2";
     ///     let options = LoadOptions::default().with_precision(precision);
     ///     Embedder::from_dir(dir, &options)?.embed(&["I love AI"])
     /// };

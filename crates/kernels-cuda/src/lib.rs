@@ -1,12 +1,15 @@
 //! CUDA kernels of the transformer block for candle's tensors.
 //!
 //! The kernels are in `cuda/*.cu`. The functions here check shapes and strides and launch the
-//! kernels. All sums are in f32, and results are rounded when they are stored. [`attention`] in f16
+//! kernels. All sums are in f32, and results are rounded when they are stored. `attention` in f16
 //! and bf16 also rounds the softmax weights, since the tensor cores multiply 16-bit types.
 //!
 //! The build script compiles the kernels to PTX with nvcc. The driver compiles the PTX for the GPU
 //! when a kernel is first used. The script `scripts/cuda-check` runs the kernels on a CPU. With the
 //! argument `tests`, it also runs the Rust code that calls the kernels.
+//!
+//! Without the feature `cuda`, the crate is empty.
+#![cfg(feature = "cuda")]
 
 mod graph;
 mod linear;

@@ -33,6 +33,9 @@
 //!
 //! The projections and the rotation are operations of the crate [`ops`].
 //!
+//! # Features
+//! - `cuda`: kernels for NVIDIA GPUs. The build needs nvcc.
+//!
 //! # Examples
 //! The attention weights of a head:
 //! ```

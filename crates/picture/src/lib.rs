@@ -6,8 +6,7 @@
 //! use encoder::{AttentionReader, LoadOptions};
 //! use picture::{HeadChoice, choose, document};
 //!
-//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-//! let dir = "weights/all-MiniLM-L6-v2";
+//! let dir = "../../weights/all-MiniLM-L6-v2";
 //! let reader = AttentionReader::from_dir(dir, &LoadOptions::default())?;
 //! let attention = reader.read("I love AI", None)?.remove(0);
 //! let chosen = choose(&attention, Some(1), HeadChoice::One(8))?;

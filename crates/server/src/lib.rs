@@ -10,6 +10,9 @@
 //! (header), `responses.rs` (request id, time limit, format of errors), `api_keys.rs` (API key),
 //! `input.rs` (JSON), `api/` (the route), `engine/` (batches).
 //!
+//! # Features
+//! - `otel`: continues the OpenTelemetry trace that the header `traceparent` of a request names.
+//!
 //! # Examples
 //! See [`router`].
 #![forbid(unsafe_code)]

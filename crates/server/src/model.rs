@@ -25,8 +25,7 @@ use crate::engine::{Compute, Key, KeyKind, Sequence, Target};
 /// use encoder::{LoadOptions, ModelFiles};
 /// use server::Model;
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+/// let files = ModelFiles::dir("../../weights/all-MiniLM-L6-v2")?;
 /// let model = Model::from_files(&files, None, &LoadOptions::default())?;
 /// assert_eq!((model.task_name(), model.max_input_length()), ("embedding", 256));
 /// # Ok::<(), server::Error>(())

@@ -11,8 +11,7 @@ use crate::{PackedCache, Precision};
 /// ```
 /// use encoder::{Embedder, LoadOptions, Precision};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
+/// let dir = "../../weights/all-MiniLM-L6-v2";
 /// let exact = Embedder::from_dir(dir, &LoadOptions::default())?.embed(&["I love AI"])?;
 /// let options = LoadOptions::default().with_precision(Precision::Bf16);
 /// let rounded = Embedder::from_dir(dir, &options)?.embed(&["I love AI"])?;

@@ -66,11 +66,10 @@ const CHECKSUM: &str = "checksum";
 /// ```
 /// use encoder::{Embedder, LoadOptions, PackedCache};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
 /// let folder = tempfile::tempdir().unwrap();
 /// let cache = PackedCache::new(folder.path());
 /// let options = LoadOptions::default().with_cache(cache.clone());
-/// let dir = "weights/all-MiniLM-L6-v2";
+/// let dir = "../../weights/all-MiniLM-L6-v2";
 /// let packed = Embedder::from_dir(dir, &options)?.embed(&["I love AI"])?; // writes a file
 /// let mapped = Embedder::from_dir(dir, &options)?.embed(&["I love AI"])?; // maps the file
 /// assert_eq!(packed.to_vec2::<f32>()?, mapped.to_vec2::<f32>()?);

@@ -11,8 +11,7 @@ use serde::Serialize;
 /// ```
 /// use encoder::{Embedder, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
+/// let dir = "../../weights/all-MiniLM-L6-v2";
 /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 /// let report = embedder.report();
 /// assert!(report.is_complete());

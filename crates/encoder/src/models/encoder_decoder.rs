@@ -30,8 +30,8 @@ const GENERATION: &str = "generation_config.json";
 /// use candle_core::{Device::Cpu, Tensor};
 /// use encoder::{EncoderDecoder, GenerateConfig, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let (model, _) = EncoderDecoder::from_dir("tests/golden/bert2bert", &LoadOptions::default())?;
+/// let dir = "../../tests/golden/bert2bert";
+/// let (model, _) = EncoderDecoder::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[36u32, 52, 9, 39, 22, 42, 34]], &Cpu)?; // (B, S)
 /// let sequences = model.generate(&input_ids, None, &GenerateConfig::greedy(8))?;
 /// assert_eq!(sequences, [[1, 28, 28, 28, 43, 43, 43, 43]]);

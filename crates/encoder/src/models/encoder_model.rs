@@ -27,8 +27,7 @@ const TOKENS_PER_THREAD: usize = 128;
 /// use encoder::{EncoderModel, LoadOptions};
 /// use mha::AttentionMask;
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
+/// let dir = "../../weights/all-MiniLM-L6-v2";
 /// let (model, report) = EncoderModel::from_dir(dir, &LoadOptions::default())?;
 /// assert_eq!(report.parameters, 22_713_216);
 ///
@@ -254,8 +253,7 @@ impl EncoderModel {
     /// use encoder::{EncoderModel, LoadOptions};
     /// use mha::{AttentionMask, HeadWeights};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let (model, _) = EncoderModel::from_dir(dir, &LoadOptions::default())?;
     /// let ids = Tensor::new(&[[101u32, 1045, 2293, 9932, 102]], &Cpu)?; // I love AI
     /// let head_3_of_layer_4 = |layer| match layer {

@@ -16,8 +16,8 @@ use crate::{BertDecoder, DecoderMemory, Error, Result};
 /// use candle_core::{Device::Cpu, Tensor};
 /// use encoder::{EncoderDecoder, GenerateConfig, LoadOptions, Strategy};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let (model, _) = EncoderDecoder::from_dir("tests/golden/bert2bert", &LoadOptions::default())?;
+/// let dir = "../../tests/golden/bert2bert";
+/// let (model, _) = EncoderDecoder::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[36u32, 52, 9, 39, 22, 42, 34]], &Cpu)?; // (B, S)
 /// let beam = Strategy::Beam { num_beams: 3, length_penalty: 1., early_stopping: false };
 /// let config = GenerateConfig::greedy(8).with_strategy(beam);

@@ -71,8 +71,7 @@ loaders!(EncoderForQuestionAnswering, |config, _, vb| Self::new(config, vb));
 /// use encoder::{EncoderForMaskedLm, LoadOptions};
 /// use mha::AttentionMask;
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/masked_lm";
+/// let dir = "../../tests/golden/heads/masked_lm";
 /// let (model, _) = EncoderForMaskedLm::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 4, 7, 3]], &Cpu)?; // [CLS] a [MASK] c [SEP]
 /// let logits = model.forward(&input_ids, None, &AttentionMask::none())?; // (1, 5, 53)
@@ -132,8 +131,7 @@ impl EncoderForMaskedLm {
 /// use encoder::{EncoderForNextSentencePrediction, LoadOptions};
 /// use mha::AttentionMask;
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/next_sentence";
+/// let dir = "../../tests/golden/heads/next_sentence";
 /// let (model, _) = EncoderForNextSentencePrediction::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 3, 7, 3]], &Cpu)?; // [CLS] a [SEP] c [SEP]
 /// let types = Tensor::new(&[[0u32, 0, 0, 1, 1]], &Cpu)?;
@@ -193,8 +191,7 @@ impl EncoderForNextSentencePrediction {
 /// use encoder::{EncoderForSequenceClassification, LoadOptions};
 /// use mha::AttentionMask;
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/sequence";
+/// let dir = "../../tests/golden/heads/sequence";
 /// let (model, _) = EncoderForSequenceClassification::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 7, 3]], &Cpu)?; // [CLS] a c [SEP]
 /// let logits = model.forward(&input_ids, None, &AttentionMask::none())?.to_vec2::<f32>()?;
@@ -270,8 +267,7 @@ impl EncoderForSequenceClassification {
 /// use encoder::{EncoderForTokenClassification, LoadOptions};
 /// use mha::AttentionMask;
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/token";
+/// let dir = "../../tests/golden/heads/token";
 /// let (model, _) = EncoderForTokenClassification::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 7, 3]], &Cpu)?; // [CLS] a c [SEP]
 /// let logits = model.forward(&input_ids, None, &AttentionMask::none())?.to_vec3::<f32>()?;
@@ -350,8 +346,7 @@ impl EncoderForTokenClassification {
 /// use encoder::{EncoderForQuestionAnswering, LoadOptions};
 /// use mha::AttentionMask;
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/answer";
+/// let dir = "../../tests/golden/heads/answer";
 /// let (model, _) = EncoderForQuestionAnswering::from_dir(dir, &LoadOptions::default())?;
 /// let input_ids = Tensor::new(&[[2u32, 5, 3, 7, 8, 3]], &Cpu)?; // [CLS] a [SEP] c d [SEP]
 /// let types = Tensor::new(&[[0u32, 0, 0, 1, 1, 1]], &Cpu)?;

@@ -17,8 +17,7 @@ use crate::{
 ///
 /// # Examples
 /// ```
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let json = std::fs::read("weights/all-MiniLM-L6-v2/config.json").unwrap();
+/// let json = std::fs::read("../../weights/all-MiniLM-L6-v2/config.json").unwrap();
 /// let config = encoder::ModelConfig::from_json(&json, "config.json")?;
 /// assert_eq!((config.architecture(), config.encoder.hidden_size), ("BERT", 384));
 /// # Ok::<(), encoder::Error>(())

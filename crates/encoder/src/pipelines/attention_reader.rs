@@ -24,8 +24,7 @@ const MAX_GENERATED: usize = 64;
 /// ```
 /// use encoder::{AttentionKind, AttentionReader, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
+/// let dir = "../../weights/all-MiniLM-L6-v2";
 /// let reader = AttentionReader::from_dir(dir, &LoadOptions::default())?;
 /// let attention = reader.read("I love AI", None)?.remove(0);
 /// assert_eq!(attention.kind, AttentionKind::Encoder);

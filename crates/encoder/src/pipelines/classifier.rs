@@ -36,8 +36,7 @@ use crate::{
 /// ```
 /// use encoder::{LoadOptions, TextClassifier};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/sequence";
+/// let dir = "../../tests/golden/heads/sequence";
 /// let model = TextClassifier::from_dir(dir, &LoadOptions::default())?;
 /// let scores = model.classify(&["a cab", "Café x"])?;
 /// assert_eq!(model.labels().names(), ["LABEL_0", "LABEL_1", "LABEL_2"]);
@@ -232,8 +231,7 @@ impl TextClassifier {
     /// ```
     /// use encoder::{LoadOptions, TextClassifier};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "tests/golden/heads/score";
+    /// let dir = "../../tests/golden/heads/score";
     /// let ranker = TextClassifier::from_dir(dir, &LoadOptions::default())?;
     /// let ranker = ranker.with_max_seq_length(5)?; // [CLS] a [SEP] b [SEP]
     /// let pairs = ranker.tokenize_text_pairs(&[("a", "b c d")])?;

@@ -60,8 +60,7 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// ```
     /// use encoder::{Embed, EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let texts = (0..).map(|i| format!("text {i}")); // without an end
     /// let rows = embedder.embed_iter(texts, EmbedOptions::default());

@@ -28,8 +28,7 @@ const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
 /// ```
 /// use encoder::{Embedder, LoadOptions};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "weights/all-MiniLM-L6-v2";
+/// let dir = "../../weights/all-MiniLM-L6-v2";
 /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
 /// let e = embedder.embed(&["A man is eating food.", "A man eats.", "It snows."])?;
 /// assert_eq!(e.dims(), [3, 384]);
@@ -219,8 +218,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let embedder = embedder.with_max_seq_length(4)?; // [CLS] i love [SEP]
     /// let embedded = embedder.embed_with(&["I love AI"], EmbedOptions::default())?;
@@ -380,8 +378,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions, LongTexts};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let texts = ["short".to_string(), "and ".repeat(300)];
     /// let cut = embedder.embed_with(&texts, EmbedOptions::default())?.truncated;
@@ -410,8 +407,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI"], EmbedOptions::default())?;
     /// assert_eq!(tokenized.tokens(), 5); // [CLS] i love ai [SEP]
@@ -442,8 +438,7 @@ impl Embedder {
     /// ```
     /// use encoder::{Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let love = embedder.tokens_from_ids(vec![101, 1045, 2293, 9932, 102])?; // "I love AI"
     /// let e = embedder.embed_sequences(&[(&love, 0)])?.to_vec2::<f32>()?; // without a prompt
@@ -482,8 +477,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?.with_token_budget(5);
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
     /// let mut batches = 0;
@@ -570,8 +564,7 @@ impl Embedder {
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let dir = "weights/all-MiniLM-L6-v2";
+    /// let dir = "../../weights/all-MiniLM-L6-v2";
     /// let embedder = Embedder::from_dir(dir, &LoadOptions::default())?;
     /// let tokenized = embedder.tokenize(&["I love AI", "It snows."], EmbedOptions::default())?;
     /// let sequences: Vec<_> = tokenized.sequences().collect();

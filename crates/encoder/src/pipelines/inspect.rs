@@ -139,8 +139,7 @@ impl Inspection {
     /// ```
     /// use encoder::{Inspection, ModelFiles};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let found = Inspection::new(&ModelFiles::dir("weights/all-MiniLM-L6-v2")?);
+    /// let found = Inspection::new(&ModelFiles::dir("../../weights/all-MiniLM-L6-v2")?);
     /// assert_eq!((found.architecture.as_deref(), found.parameters), (Some("BERT encoder"), 22_713_216));
     /// assert_eq!(found.runs_as, ["EncoderModel", "Embedder"]);
     /// assert!(found.problems.is_empty());

@@ -34,8 +34,7 @@ const MASKS_PER_PART: usize = 16;
 /// ```
 /// use encoder::{LoadOptions, MaskFiller};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/masked_lm";
+/// let dir = "../../tests/golden/heads/masked_lm";
 /// let model = MaskFiller::from_dir(dir, &LoadOptions::default())?;
 /// let masks = model.fill("a [MASK] cab", 5)?; // the five most likely tokens for each mask
 /// let best = &masks[0][0];

@@ -45,8 +45,7 @@ const MAX_ANSWER_LENGTH: usize = 15;
 /// ```
 /// use encoder::{LoadOptions, QuestionAnswerer};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/answer";
+/// let dir = "../../tests/golden/heads/answer";
 /// let model = QuestionAnswerer::from_dir(dir, &LoadOptions::default())?;
 /// let text = "a cab face x";
 /// let best = &model.answer("bad", text, 1)?.answers[0];

@@ -22,8 +22,7 @@ use crate::{
 /// ```
 /// use encoder::{LoadOptions, Pipeline, QuestionAnswerer, QuestionAnswererParams};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/answer";
+/// let dir = "../../tests/golden/heads/answer";
 /// let model = QuestionAnswerer::from_dir(dir, &LoadOptions::default())?;
 /// let params = QuestionAnswererParams { question: "bad".to_string(), top: 1 };
 /// let results = model.run(&["a cab face x"], &params)?;

@@ -37,8 +37,7 @@ const OUTSIDE: &str = "O";
 /// ```
 /// use encoder::{Aggregation, LoadOptions, TokenClassifier};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let dir = "tests/golden/heads/tagger";
+/// let dir = "../../tests/golden/heads/tagger";
 /// let model = TokenClassifier::from_dir(dir, &LoadOptions::default())?;
 /// let text = "a cab x";
 /// let entities = model.classify(text, Aggregation::Simple)?;

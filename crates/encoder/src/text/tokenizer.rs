@@ -58,8 +58,7 @@ const FILES_OF_CLASSES: [(&str, &str); 5] = [
 ///
 /// # Examples
 /// ```
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let files = encoder::ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+/// let files = encoder::ModelFiles::dir("../../weights/all-MiniLM-L6-v2")?;
 /// let json = files.need("config.json", "sizes")?;
 /// let config = encoder::ModelConfig::from_json(&json, "config.json")?;
 /// let tokenizer = encoder::TextTokenizer::from_files(&files, &config)?;
@@ -316,8 +315,7 @@ impl TextTokenizer {
     /// ```
     /// use encoder::{ModelConfig, ModelFiles, TextTokenizer, TruncationSide};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+    /// let files = ModelFiles::dir("../../weights/all-MiniLM-L6-v2")?;
     /// let config = ModelConfig::from_json(&files.need("config.json", "sizes")?, "config.json")?;
     /// let tokenizer = TextTokenizer::from_files(&files, &config)?.with_max_seq_length(4)?;
     /// let tokenizer = tokenizer.with_truncation_side(TruncationSide::Left);
@@ -606,8 +604,7 @@ impl TextTokenizer {
     /// ```
     /// use encoder::{ModelConfig, ModelFiles, TextTokenizer};
     ///
-    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-    /// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+    /// let files = ModelFiles::dir("../../weights/all-MiniLM-L6-v2")?;
     /// let config = ModelConfig::from_json(&files.need("config.json", "sizes")?, "config.json")?;
     /// let tokenizer = TextTokenizer::from_files(&files, &config)?;
     /// let pieces = tokenizer.pieces("I love AI", true)?;

@@ -68,8 +68,7 @@ struct Document;
 /// use encoder::{LoadOptions, ModelFiles};
 /// use server::{Limits, Model, Models};
 ///
-/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
-/// let files = ModelFiles::dir("weights/all-MiniLM-L6-v2")?;
+/// let files = ModelFiles::dir("../../weights/all-MiniLM-L6-v2")?;
 /// let model = Model::from_files(&files, None, &LoadOptions::default())?;
 /// let models = Models::new(Limits::default())?;
 /// models.replace(vec![("minilm".to_string(), model)])?;
