@@ -30,18 +30,19 @@ use crate::{
 /// # Ok::<(), encoder::Error>(())
 /// ```
 pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
-    /// The name of the task in the description of a server, such as `question_answering`.
+    /// The name of the task in the description of a server and in the Python package, such as
+    /// `question_answering`.
     const TASK: &'static str;
-    /// The name of the command, such as `answer`.
+    /// The name of the command and, with `_` for `-`, of the route, such as `answer`.
     const COMMAND: &'static str;
     /// What the command and the route do, in an imperative phrase.
     const ABOUT: &'static str;
     /// A call as an example: the arguments and the text.
     const EXAMPLE: Example;
-    /// The type with the head, as [`Inspection`](crate::Inspection) lists it.
+    /// The type of the model, as [`Inspection`](crate::Inspection) lists it: one with a head.
     const MODEL: &'static str;
-    /// Whether a text longer than the model's maximum length is read as several sequences.
-    /// Otherwise the text is truncated.
+    /// Whether a text longer than the model's maximum length is read as a whole, as several
+    /// sequences. Otherwise the text is truncated. A server limits the size of such texts.
     const SPLITS_TEXTS: bool;
 
     /// The parameters of a call, equal for all texts.
@@ -79,7 +80,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     /// Those of [`Self::tokenize`].
     fn size(&self, text: &str, params: &Self::Params) -> Result<TaskSize>;
 
-    /// Turns a text into sequences.
+    /// Turns a text into sequences. If there are none, [`Self::compute`] is not called.
     ///
     /// # Errors
     /// The error of a text that the model does not accept.
@@ -186,7 +187,8 @@ pub struct TokenizedText<C> {
 pub struct TaskSize {
     /// Bytes of the sequences, the values and the result.
     pub bytes: usize,
-    /// Number of values of the result.
+    /// Number of values of the result that do not depend on the number of tokens, which a server
+    /// limits.
     pub values: usize,
 }
 
@@ -229,7 +231,7 @@ pub(crate) fn in_batches<T>(
     Ok(values)
 }
 
-/// The parameters of a task. [`parameters!`](crate::parameters) declares the type.
+/// The parameters of a task. The macro `parameters!` of this file declares the type.
 pub trait Params: DeserializeOwned + Send + Sync + 'static {
     /// The parameters, in the order of help texts.
     const PARAMETERS: &'static [Parameter];

@@ -16,8 +16,10 @@ use utoipa::{
     PartialSchema, ToSchema,
     openapi::{
         ArrayBuilder, ContentBuilder, HttpMethod, ObjectBuilder, PathItem, PathsBuilder, Ref,
-        RefOr, ResponseBuilder, ResponsesBuilder, Schema, Type, path::OperationBuilder,
+        RefOr, Required, ResponseBuilder, ResponsesBuilder, Schema, Type,
+        path::OperationBuilder,
         request_body::RequestBodyBuilder,
+        schema::{AdditionalProperties, SchemaType},
     },
 };
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
@@ -275,7 +277,7 @@ fn route<P: Pipeline>() -> UtoipaMethodRouter<Models> {
         .tag("Tasks")
         .summary(Some(format!("{}, as `encodle {}`", P::ABOUT, P::COMMAND)))
         .operation_id(Some(route.clone()))
-        .request_body(Some(body.required(Some(utoipa::openapi::Required::True)).build()))
+        .request_body(Some(body.required(Some(Required::True)).build()))
         .responses(responses.build());
     let paths = PathsBuilder::new()
         .path(format!("/{route}"), PathItem::new(HttpMethod::Post, operation.build()));
@@ -289,11 +291,8 @@ fn request_name<P: Pipeline>() -> String {
 
 fn request_schema<P: Pipeline>() -> RefOr<Schema> {
     let model = format!("Name of the model [default: the first model for {}]", P::TASK);
-    let model = ObjectBuilder::new()
-        .schema_type(
-            [Type::String, Type::Null].into_iter().collect::<utoipa::openapi::schema::SchemaType>(),
-        )
-        .description(Some(model));
+    let or_null = |kind: Type| -> SchemaType { [kind, Type::Null].into_iter().collect() };
+    let model = ObjectBuilder::new().schema_type(or_null(Type::String)).description(Some(model));
     let mut object = ObjectBuilder::new()
         .property("model", model)
         .property("inputs", Ref::from_schema_name(Texts::name()))
@@ -303,15 +302,14 @@ fn request_schema<P: Pipeline>() -> RefOr<Schema> {
         let value = match parameter.kind {
             ParameterKind::Text => value.schema_type(Type::String),
             ParameterKind::Count { .. } => {
-                let types = [Type::Integer, Type::Null];
-                let value = value.schema_type(
-                    types.into_iter().collect::<utoipa::openapi::schema::SchemaType>(),
-                );
+                let value = value.schema_type(or_null(Type::Integer));
                 value.minimum(Some(1)).maximum(Some(MAX_COUNT))
             }
             ParameterKind::Choice { values, .. } => {
                 let names = values().into_iter().map(|(name, _)| Value::from(name));
-                value.enum_values(Some(names.chain([Value::Null])))
+                value
+                    .schema_type(or_null(Type::String))
+                    .enum_values(Some(names.chain([Value::Null])))
             }
         };
         let default = parameter.kind.default();
@@ -331,7 +329,5 @@ fn request_schema<P: Pipeline>() -> RefOr<Schema> {
         }
         object = object.property(parameter.name, value.description(Some(help)));
     }
-    object
-        .additional_properties(Some(utoipa::openapi::schema::AdditionalProperties::FreeForm(false)))
-        .into()
+    object.additional_properties(Some(AdditionalProperties::FreeForm(false))).into()
 }
