@@ -3,8 +3,10 @@
 
 mod checkpoint;
 mod files;
+mod folder;
 #[cfg(feature = "hub")]
 mod hub;
+mod json;
 mod names;
 mod options;
 mod packed_cache;
@@ -26,9 +28,10 @@ pub(crate) use names::{
 use ops::{ComputeType, PackedWeights};
 
 pub use files::ModelFiles;
-pub(crate) use files::{parse_json, parse_value};
+pub(crate) use folder::ModelFolder;
 #[cfg(feature = "hub")]
 pub use hub::{DownloadProgress, Hub};
+pub(crate) use json::{Json, parse_value};
 pub use options::LoadOptions;
 pub use packed_cache::{PackedCache, PackedCacheFile};
 pub use report::{LoadReport, Mismatched, Missing};
@@ -54,7 +57,7 @@ pub(crate) enum Read {
 /// Loads a sentence-transformers module from the module's folder. With [`Read::All`], the weights
 /// are converted to f32.
 pub(crate) fn module<M>(
-    files: &ModelFiles,
+    files: &ModelFolder,
     read: Read,
     device: &Device,
     build: impl FnOnce(VarBuilder) -> Result<M>,
@@ -71,10 +74,6 @@ pub(crate) fn module<M>(
         Ok((module, checkpoint.report(&[naming])))
     })?;
     Ok(module)
-}
-
-pub(crate) fn config_json(files: &ModelFiles) -> Result<std::borrow::Cow<'static, [u8]>> {
-    files.need(CONFIG, "the model's configuration, in Hugging Face's format")
 }
 
 /// The value of an environment variable that is set and not empty, as a path; `~` is the home
@@ -98,7 +97,7 @@ fn huggingface_home() -> Option<PathBuf> {
 /// `ops::Linear::load` or `Table::load`, those of the head included, use the packed weights in
 /// `cache`; weights that the cache lacks are packed and saved.
 pub(crate) fn model_with_cache<M>(
-    files: &ModelFiles,
+    files: &ModelFolder,
     cache: &PackedCache,
     config_json: &[u8],
     compute_type: ComputeType,
@@ -122,7 +121,7 @@ pub(crate) fn model_with_cache<M>(
 /// # Errors
 /// [`Error::Unsupported`] if they do; [`Error::Io`] or [`Error::Json`] if the config cannot be read
 /// or parsed.
-pub(crate) fn refuse_adapter(files: &ModelFiles) -> Result<()> {
+pub(crate) fn refuse_adapter(files: &ModelFolder) -> Result<()> {
     match files.json::<serde_json::Value>(ADAPTER)? {
         None => Ok(()),
         Some(adapter) => {
@@ -136,7 +135,7 @@ pub(crate) fn refuse_adapter(files: &ModelFiles) -> Result<()> {
 
 /// Builds a model from the weights in `files`.
 pub(crate) fn model<M>(
-    files: &ModelFiles,
+    files: &ModelFolder,
     device: &Device,
     build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {

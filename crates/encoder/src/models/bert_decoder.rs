@@ -9,7 +9,7 @@ use mha::{KvCache, Memory};
 
 use crate::{
     BertConfig, DecoderLayer, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles, Result,
-    load::{self, CONFIG, Naming, config_json},
+    load::{self, CONFIG, ModelFolder, Naming},
     models::{bert, common_keys::refuse, lm_head::LmHead},
     text::packing::{as_u32, tables},
 };
@@ -168,9 +168,14 @@ impl BertDecoder {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::load(&ModelFolder::new(files), options)
+    }
+
+    /// [`Self::from_files`] for files of which some are already read.
+    pub(crate) fn load(files: &ModelFolder, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         let device = &options.device;
         let (dtype, compute_type) = options.precision.on(device)?;
-        let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+        let config = BertConfig::read(&*files.config()?)?;
         let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {
             let expected = "true (use EncoderModel for encoders)";

@@ -15,7 +15,7 @@ use ops::Linear;
 use crate::{
     BertDecoder, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, EncoderModel, Error,
     GenerateConfig, LoadOptions, LoadReport, ModelFiles, Result,
-    load::{self, CONFIG, Naming, WEIGHTS, config_json},
+    load::{self, CONFIG, ModelFolder, Naming, WEIGHTS},
     models::{encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
 };
 
@@ -93,10 +93,14 @@ impl EncoderDecoder {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::load(&ModelFolder::new(files), options)
+    }
+
+    /// [`Self::from_files`] for files of which some are already read.
+    pub(crate) fn load(files: &ModelFolder, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         let device = &options.device;
         let (dtype, compute_type) = options.precision.on(device)?;
-        let mut config =
-            EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+        let mut config = EncoderDecoderConfig::read(&*files.config()?)?;
         (config.encoder.compute_type, config.decoder.compute_type) = (compute_type, compute_type);
         if let Some(ids) = files.json::<GenerationIds>(GENERATION)? {
             ids.replace(&mut config, &files.path(GENERATION))?;

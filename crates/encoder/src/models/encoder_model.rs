@@ -10,6 +10,7 @@ use ops::{CudaGraphCache, Linear};
 use crate::{
     Encoder, EncoderConfig, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles,
     PackedBatch, Result, SequencePooling,
+    load::ModelFolder,
     models::load_encoder::load_encoder,
     text::packing::{as_u32, scatter, tables},
 };
@@ -121,6 +122,11 @@ impl EncoderModel {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::load(&ModelFolder::new(files), options)
+    }
+
+    /// [`Self::from_files`] for files of which some are already read.
+    pub(crate) fn load(files: &ModelFolder, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         load_encoder(files, options, |config, _, vb| {
             Self::new(&config.encoder, has_pooler(&vb), vb)
         })

@@ -13,6 +13,7 @@ use crate::{
     Activation, EncoderModel, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,
     PackedBatch, Result, SequencePooling,
     block::Norm,
+    load::ModelFolder,
     models::{
         encoder_model::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder,
     },
@@ -42,6 +43,14 @@ macro_rules! loaders {
             /// lists.
             pub fn from_files(
                 files: &ModelFiles,
+                options: &LoadOptions,
+            ) -> Result<(Self, LoadReport)> {
+                Self::load(&ModelFolder::new(files), options)
+            }
+
+            /// [`Self::from_files`] for files of which some are already read.
+            pub(crate) fn load(
+                files: &ModelFolder,
                 options: &LoadOptions,
             ) -> Result<(Self, LoadReport)> {
                 let build: fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<Self> = $build;

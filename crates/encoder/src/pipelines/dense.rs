@@ -7,8 +7,8 @@ use ops::{ComputeType, Linear};
 use serde::Deserialize;
 
 use crate::{
-    Activation, Error, ModelFiles, Result,
-    load::{self, CONFIG, Read},
+    Activation, Error, Result,
+    load::{self, CONFIG, ModelFolder, Read},
 };
 
 /// `activation(x·Wᵀ + b)`, plus a residual of x if the config sets one.
@@ -104,14 +104,13 @@ impl Dense {
     /// [`Error::Unsupported`] for an activation that is not implemented; [`Error::Width`] if
     /// `in_features` is not `width`; [`Error::Checkpoint`] if the weights do not fit the config.
     pub(crate) fn from_files(
-        files: &ModelFiles,
+        files: &ModelFolder,
         width: usize,
         read: Read,
         device: &Device,
     ) -> Result<Self> {
-        let path = files.path(CONFIG);
-        let json = files.need(CONFIG, "the sizes of a Dense module")?;
-        let config: DenseConfig = load::parse_json(&json, &path)?;
+        let json = files.need_json(CONFIG, "the sizes of a Dense module")?;
+        let (config, path): (DenseConfig, _) = (json.to()?, json.path().to_string());
         if config.in_features != width {
             return Err(Error::Width { path, got: config.in_features, expected: width });
         }

@@ -12,14 +12,11 @@ use crate::{
     EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
     ModelConfig, ModelFiles, Result,
-    load::{
-        CONFIG, Checkpoint, LoadReport, Naming, Read, Weights, config_json, parse_json,
-        refuse_adapter,
-    },
+    load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, Weights, refuse_adapter},
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain},
-    text::{TextTokenizer, tokenizer::VOCABULARIES},
+    text::{TextTokenizer, sentence_config::Loader, tokenizer::VOCABULARIES},
 };
 
 /// The content of a model folder and the types that can run it.
@@ -87,13 +84,13 @@ impl ArchitectureKeys {
 /// # Errors
 /// [`Error::Unsupported`] if the key `architectures` names another classifier; [`Error::NoFile`],
 /// [`Error::Io`] or [`Error::Json`] if the config cannot be read or parsed.
-pub(crate) fn check_classifier(files: &ModelFiles, pattern: &'static str) -> Result<()> {
-    let path = files.path(CONFIG);
-    let keys: ArchitectureKeys = parse_json(&config_json(files)?, &path)?;
+pub(crate) fn check_classifier(files: &ModelFolder, pattern: &'static str) -> Result<()> {
+    let json = files.config()?;
+    let keys: ArchitectureKeys = json.to()?;
     if keys.architectures_allow(pattern) {
         return Ok(());
     }
-    let got = keys.architectures.unwrap_or_default().join(", ");
+    let (path, got) = (json.path().into(), keys.architectures.unwrap_or_default().join(", "));
     Err(Error::Unsupported { path, key: "architectures", expected: pattern, got })
 }
 
@@ -147,11 +144,11 @@ impl Inspection {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn new(files: &ModelFiles) -> Self {
-        let mut found = Self::default();
+        let (files, mut found) = (&ModelFolder::new(files), Self::default());
         let chain = Chain::from_files(files);
         let transformer = modules::transformer(files).unwrap_or_else(|_| files.clone());
         let is_alone = modules::is_transformer_alone(files).unwrap_or(false);
-        let mut has = |files: &ModelFiles, file: &str| {
+        let mut has = |files: &ModelFolder, file: &str| {
             files.has(file).unwrap_or_else(|error| {
                 found.problems.push(error.to_string());
                 false
@@ -182,7 +179,7 @@ impl Inspection {
     }
 
     /// Inspects config and weights. Returns the hidden size if the model is an encoder.
-    fn model(&mut self, files: &ModelFiles) -> Result<Option<usize>> {
+    fn model(&mut self, files: &ModelFolder) -> Result<Option<usize>> {
         refuse_adapter(files)?;
         let weights = Arc::new(Weights::open(files)?);
         self.weights = Some(weights.path().to_string());
@@ -192,15 +189,14 @@ impl Inspection {
             *self.dtypes.entry(format!("{:?}", info.dtype).to_lowercase()).or_default() += 1;
             self.parameters += info.shape.iter().product::<usize>();
         }
-        let json = config_json(files)?;
-        let path = files.path(CONFIG);
-        let keys: ArchitectureKeys = parse_json(&json, &path)?;
+        let json = files.config()?;
+        let keys: ArchitectureKeys = json.to()?;
         let (mut encoder, mut with_heads) = (None, vec![]);
         let checkpoint = Checkpoint::without_data(weights.clone());
         // CPU kernels do not pack f16 weights, so f16 placeholders take no memory.
         let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
         let (namings, build_error, architecture, runs_as) = if keys.is_encoder_decoder() {
-            let config = EncoderDecoderConfig::from_json(&json, &path)?;
+            let config = EncoderDecoderConfig::read(&json)?;
             let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
             let [encoder, decoder] = namings.clone().map(vb);
             let error = EncoderDecoder::new(&config, encoder, decoder).err();
@@ -208,14 +204,14 @@ impl Inspection {
         } else {
             match keys.is_decoder() {
                 true => {
-                    let config = BertConfig::from_json(&json, &path)?;
+                    let config = BertConfig::read(&json)?;
                     let naming =
                         Naming::detect(&[bert::NAMES], &names, weights.path())?.of_decoder();
                     let error = BertDecoder::new(&config, vb(naming.clone())).err();
                     (vec![naming], error, "BERT decoder".to_string(), "BertDecoder")
                 }
                 false => {
-                    let config = ModelConfig::from_json(&json, &path)?;
+                    let config = ModelConfig::read(&json)?;
                     let naming = Naming::detect(config.names(), &names, weights.path())?;
                     let vb = vb(naming.clone());
                     let error = EncoderModel::new(&config.encoder, has_pooler(&vb), vb).err();
@@ -238,7 +234,7 @@ impl Inspection {
             |report: &LoadReport| report.problems().iter().all(|p| problems.contains(p));
         let mut absent_heads = vec![];
         if let Some(config) = &encoder {
-            let labels = || Labels::from_json(&json, &path);
+            let labels = || Labels::read(&json);
             let (mut results, mut other_heads) = (vec![], vec![]);
             for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
@@ -286,7 +282,7 @@ impl Inspection {
         if let Some(config) = &encoder
             && self.tokenizer.is_some()
         {
-            let tokenizer = TextTokenizer::from_files(files, config);
+            let tokenizer = TextTokenizer::for_loader(files, config, Loader::Transformers);
             let tokenizer = tokenizer.map_err(|error| self.problems.push(error.to_string()));
             self.tokenizer = tokenizer.ok().and_then(|tokenizer| tokenizer.vocabulary_file());
         }

@@ -18,6 +18,7 @@ use tokenizers::{
 use crate::{
     Error, ModelConfig, ModelFiles, Result,
     error::beginning,
+    load::ModelFolder,
     text::sentence_config::{Loader, SentenceConfig},
     text::sentence_piece::SentencePieceModel,
     text::tokenizer_class::{Algorithm, UnigramRules},
@@ -183,12 +184,12 @@ impl TextTokenizer {
     /// implemented; [`Error::NoRoom`] if the maximum length leaves no room for text beside the
     /// special tokens.
     pub fn from_files(files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
-        Self::for_loader(files, config, Loader::Transformers)
+        Self::for_loader(&ModelFolder::new(files), config, Loader::Transformers)
     }
 
     /// [`Self::from_files`] with the settings that the Python class `loader` reads.
     pub(crate) fn for_loader(
-        files: &ModelFiles,
+        files: &ModelFolder,
         config: &ModelConfig,
         loader: Loader,
     ) -> Result<Self> {
@@ -239,7 +240,7 @@ impl TextTokenizer {
     /// The tokenizer of a folder, and the path of the file with its vocabulary. Passes the symbols
     /// of a SentencePiece model to `settings`.
     fn tokenizer(
-        files: &ModelFiles,
+        files: &ModelFolder,
         settings: &mut TokenizerConfig,
     ) -> Result<(Tokenizer, String)> {
         const FILE: &str = "tokenizer.json";
@@ -813,7 +814,7 @@ fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T
 ///
 /// # Errors
 /// [`Error::Io`] or a download error if the folder cannot be searched.
-fn no_vocabulary(files: &ModelFiles, settings: &TokenizerConfig, file: &str) -> Result<Error> {
+fn no_vocabulary(files: &ModelFolder, settings: &TokenizerConfig, file: &str) -> Result<Error> {
     let expected = match settings.rules().map(|class| class.algorithm) {
         None => {
             for (file, expected) in FILES_OF_CLASSES {
@@ -891,7 +892,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 /// `model_max_length`. The result is limited to
 /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens).
 fn max_length(
-    files: &ModelFiles,
+    files: &ModelFolder,
     config: &ModelConfig,
     sentence: &SentenceConfig,
     settings: &TokenizerConfig,
@@ -933,7 +934,7 @@ mod tests {
 
     #[test]
     fn a_model_of_another_type_than_the_class_is_an_error() -> Result<()> {
-        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        let files = ModelFolder::new(&ModelFiles::memory("m", [("README.md", b"".as_slice())]));
         for (class, json, expected) in [
             ("BertTokenizer", r#"{"model": {"type": "BPE"}}"#, "WordPiece"),
             ("RobertaTokenizer", r#"{"model": {"type": "WordPiece"}}"#, "BPE"),
@@ -966,7 +967,7 @@ mod tests {
         ] {
             let settings = br#"{"tokenizer_class": "GPT2Tokenizer"}"#.as_slice();
             let contents = [("tokenizer_config.json", settings), (file, b"")];
-            let files = ModelFiles::memory("m", contents);
+            let files = ModelFolder::new(&ModelFiles::memory("m", contents));
             let mut settings =
                 TokenizerConfig::from_files(&files, &SentenceConfig::default(), "BertTokenizer")?;
             assert_eq!(
@@ -982,7 +983,7 @@ mod tests {
 
     #[test]
     fn a_unigram_model_without_a_type_is_read_if_no_class_is_named() -> tokenizers::Result<()> {
-        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        let files = ModelFolder::new(&ModelFiles::memory("m", [("README.md", b"".as_slice())]));
         let settings =
             TokenizerConfig::from_files(&files, &SentenceConfig::default(), "BertTokenizer")?;
         let json = br#"{"model": {"vocab": [["a", 0.0]], "unk_id": 0}}"#;
