@@ -28,7 +28,7 @@ const FILES: [&str; 4] =
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The tensors of a checkpoint, in one file or several.
-pub(crate) struct Weights {
+pub(crate) struct WeightFiles {
     path: String,
     shards: Vec<Shard>,
     /// For each tensor, the position of its shard in `shards`.
@@ -48,7 +48,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-impl Weights {
+impl WeightFiles {
     /// Opens the weights among `files` and reads their headers.
     ///
     /// # Errors
@@ -298,14 +298,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(WEIGHTS);
         fs::write(&path, file(&X.replace('x', "a.x"), 16)).unwrap();
-        let checkpoint = Checkpoint::new(
-            Weights::open(&ModelFolder::new(&ModelFiles::dir(dir.path())?))?.into(),
-        );
-        let vb = checkpoint.model(Naming::identity(), DType::F32, &Device::Cpu);
-        assert_eq!(vb.get(4, "a.x")?.to_vec1::<f32>()?, [0.0; 4]);
+        let files = ModelFolder::new(&ModelFiles::dir(dir.path())?);
+        let checkpoint = Checkpoint::new(WeightFiles::open(&files)?.into(), None);
+        let weights = checkpoint.model(Naming::identity(), DType::F32, &Device::Cpu);
+        assert_eq!(weights.get(4, "a.x")?.unwrap().to_vec1::<f32>()?, [0.0; 4]);
         checkpoint.check()?;
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(80).unwrap();
-        vb.get(4, "a.x")?; // returns a placeholder; `check` returns the error
+        assert!(weights.get(4, "a.x")?.is_err()); // `check` returns the error
         let error = checkpoint.check().unwrap_err().to_string();
         let expected = "model.safetensors cannot be read: failed to fill whole buffer";
         assert!(error.ends_with(expected), "{error}");

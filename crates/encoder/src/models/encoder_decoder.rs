@@ -10,7 +10,7 @@ use std::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights};
-use ops::Linear;
+use ops::{Linear, Weights};
 
 use crate::{
     BertDecoder, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, EncoderModel, Error,
@@ -57,17 +57,18 @@ impl EncoderDecoder {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::new`] and [`BertDecoder::new`].
-    pub fn new(
+    pub fn new<'a>(
         config: &EncoderDecoderConfig,
-        encoder: VarBuilder,
-        decoder: VarBuilder,
+        encoder: impl Into<Weights<'a>>,
+        decoder: impl Into<Weights<'a>>,
     ) -> Result<Self> {
+        let (encoder, decoder) = (encoder.into(), decoder.into());
         let (from, to) = (config.encoder.hidden_size, config.decoder.hidden_size);
         let memory_projection = match from == to {
             true => None,
             false => {
-                let vb = decoder.pp("memory_projection");
-                Some(Linear::load(config.decoder.compute_type, from, to, true, vb)?)
+                let weights = decoder.pp("memory_projection");
+                Some(Linear::load(config.decoder.compute_type, from, to, true, weights)?)
             }
         };
         let encoder_config = config.encoder.encoder_config();
@@ -107,8 +108,8 @@ impl EncoderDecoder {
         }
         load::model(files, device, |weights, checkpoint| {
             let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
-            let vb = |naming| checkpoint.model(naming, dtype, device);
-            let [encoder, decoder] = models.clone().map(vb);
+            let weights = |naming| checkpoint.model(naming, dtype, device);
+            let [encoder, decoder] = models.clone().map(weights);
             let model = Self::new(&config, encoder, decoder);
             Ok((model, checkpoint.report(&models)))
         })

@@ -1,11 +1,11 @@
 //! Builds an encoder, with or without a head, from a checkpoint's files.
 
 use candle_core::DType;
-use candle_nn::VarBuilder;
+use ops::Weights;
 
 use crate::{
     Labels, LoadOptions, LoadReport, ModelConfig, Result,
-    load::{self, Checkpoint, ModelFolder, Naming, Weights},
+    load::{self, Checkpoint, ModelFolder, Naming, WeightFiles},
     models::{common_keys::refuse, labels::ReadLabels},
 };
 
@@ -17,7 +17,7 @@ use crate::{
 pub(crate) fn load_encoder<M>(
     files: &ModelFolder,
     options: &LoadOptions,
-    build: impl FnOnce(&ModelConfig, &ReadLabels, VarBuilder) -> Result<M>,
+    build: impl FnOnce(&ModelConfig, &ReadLabels, Weights) -> Result<M>,
 ) -> Result<(M, LoadReport)> {
     let (dtype, compute_type) = options.precision.on(&options.device)?;
     let json = files.config()?;
@@ -31,7 +31,7 @@ pub(crate) fn load_encoder<M>(
         return refuse(json.path(), "is_decoder", expected, "true");
     }
     let labels = || Labels::read(&json);
-    let build = |weights: &Weights, checkpoint: &Checkpoint| {
+    let build = |weights: &WeightFiles, checkpoint: &Checkpoint| {
         let naming = Naming::detect(config.names(), &weights.names(), weights.path())?;
         let model =
             build(&config, &labels, checkpoint.model(naming.clone(), dtype, &options.device));

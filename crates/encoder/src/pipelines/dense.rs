@@ -2,8 +2,8 @@
 //! applied to pooled vectors.
 
 use candle_core::{Device, Module, Tensor};
-use candle_nn::{VarBuilder, ops::sigmoid};
-use ops::{ComputeType, Linear};
+use candle_nn::ops::sigmoid;
+use ops::{ComputeType, Linear, Weights};
 use serde::Deserialize;
 
 use crate::{
@@ -116,13 +116,13 @@ impl Dense {
         }
         let class = &config.activation_function;
         let activation = TorchActivation::from_class(class, &path, "activation_function")?;
-        load::module(files, read, device, |vb| Self::new(&config, activation, vb))
+        load::module(files, read, device, |weights| Self::new(&config, activation, weights))
     }
 
-    fn new(config: &DenseConfig, activation: TorchActivation, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &DenseConfig, activation: TorchActivation, weights: Weights) -> Result<Self> {
         let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
         Ok(Self {
-            linear: Linear::load(ComputeType::F32, i, o, bias, vb.pp("linear"))?,
+            linear: Linear::load(ComputeType::F32, i, o, bias, weights.pp("linear"))?,
             activation,
             residual: match use_residual {
                 false => Residual::None,
@@ -132,7 +132,7 @@ impl Dense {
                     i,
                     o,
                     false,
-                    vb.pp("residual"),
+                    weights.pp("residual"),
                 )?),
             },
             out_features: o,
