@@ -732,6 +732,27 @@ impl TextTokenizer {
         Ok(ids.len() - usize::from(is_special))
     }
 
+    /// The ids of the special tokens before and after the tokens of a text, as in [`Self::encode`].
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for a damaged tokenizer.
+    /// # Examples
+    /// ```
+    /// use encoder::{Embedder, LoadOptions};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let embedder = Embedder::from_dir("weights/all-MiniLM-L6-v2", &LoadOptions::default())?;
+    /// let [before, after] = embedder.tokenizer().special_tokens_around_text()?;
+    /// assert_eq!((before, after), (vec![101], vec![102])); // [CLS], [SEP]
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn special_tokens_around_text(&self) -> Result<[Vec<u32>; 2]> {
+        let encoding = self.joined(&[0], None)?;
+        let mut parts = encoding.get_ids().iter().zip(encoding.get_special_tokens_mask());
+        let before = parts.by_ref().map_while(|(&id, &special)| (special == 1).then_some(id));
+        Ok([before.collect(), parts.map(|(&id, _)| id).collect()])
+    }
+
     /// Whether the first of `ids` is a special token.
     pub(crate) fn starts_with_special_token(&self, ids: &[u32]) -> bool {
         ids.first().is_some_and(|id| self.special_ids.contains(id))
