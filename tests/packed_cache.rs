@@ -9,10 +9,10 @@ use std::{
 
 use candle_core::{Device::Cpu, Tensor};
 use encoder::{
-    Embedder, EncoderForSequenceClassification, EncoderModel, LoadOptions, PackedCache, Precision,
+    Embedder, EncoderForSequenceClassification, EncoderModel, Inspection, LoadOptions, ModelFiles,
+    PackedCache, Precision,
 };
 use mha::AttentionMask;
-use ops::PackedWeights;
 
 use crate::{
     cli::{ENVIRONMENT, stderr, stdout},
@@ -203,11 +203,34 @@ fn a_changed_checkpoint_or_config_has_a_file_of_its_own() -> Result {
     Ok(())
 }
 
+/// A thread of rayon that waits while it loads a model may run a task that loads another model.
 #[test]
-fn a_nested_load_adds_nothing_to_the_outer_packed_weights() -> Result {
-    let outer = Arc::new(PackedWeights::default());
-    outer.scope(|| EncoderModel::from_dir(MINILM, &LoadOptions::default()))?;
-    assert!(outer.packed().is_empty());
+fn models_loaded_and_inspected_on_one_pool_do_not_see_each_other() -> Result {
+    let plain = embed(&LoadOptions::default())?;
+    let expected = Inspection::new(&ModelFiles::dir(MINILM)?).to_string();
+    for threads in [1, 2] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        let cache = Cache::new()?;
+        let failed = Mutex::new(vec![]);
+        pool.scope(|scope| {
+            for i in 0..12 {
+                let (cache, failed, plain, expected) = (&cache, &failed, &plain, &expected);
+                scope.spawn(move |_| {
+                    let is_same = match i % 3 {
+                        0 => embed(&LoadOptions::default()).is_ok_and(|got| got == *plain),
+                        1 => embed(&cache.options()).is_ok_and(|got| got == *plain),
+                        _ => ModelFiles::dir(MINILM)
+                            .is_ok_and(|files| Inspection::new(&files).to_string() == *expected),
+                    };
+                    if !is_same {
+                        failed.lock().unwrap().push(i);
+                    }
+                });
+            }
+        });
+        assert_eq!(failed.into_inner().unwrap(), [0; 0], "{threads} threads");
+        assert_eq!(cache.cache.files()?.len(), 1);
+    }
     Ok(())
 }
 

@@ -6,8 +6,7 @@
 use std::{collections::HashMap, fmt};
 
 use candle_core::Tensor;
-use candle_nn::VarBuilder;
-use ops::Linear;
+use ops::{Linear, Weights};
 
 use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
@@ -59,17 +58,19 @@ pub struct MultiHeadAttention {
 }
 
 impl MultiHeadAttention {
-    /// Loads the projections `query`, `key`, `value` and `output` from `vb`: each has a `weight`
+    /// Loads the projections `query`, `key`, `value` and `output` from `weights`: each has a
+    /// `weight`
     /// `(out, in)` and, if `config.bias` enables it, a `bias` `(out,)`.
     ///
     /// # Errors
-    /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] if `vb`
-    /// lacks a tensor or has it in another shape.
-    pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
+    /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] if `weights`
+    /// lack a tensor or have it in another shape.
+    pub fn new<'a>(config: &AttentionConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
         config.check()?;
-        let [query, key, value, output] = config
-            .projections()
-            .map(|p| Linear::load(config.compute_type, p.input, p.output, p.bias, vb.pp(p.name)));
+        let weights = weights.into();
+        let [query, key, value, output] = config.projections().map(|p| {
+            Linear::load(config.compute_type, p.input, p.output, p.bias, weights.pp(p.name))
+        });
         let (maps, joined) = match config.has_one_width() {
             true => Linear::joined([query?, key?, value?])?,
             false => ([query?, key?, value?], None),

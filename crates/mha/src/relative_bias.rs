@@ -2,7 +2,7 @@
 //! Raffel et al. 2020, section 2.1, <https://arxiv.org/abs/1910.10683>.
 
 use candle_core::Tensor;
-use candle_nn::VarBuilder;
+use ops::{Loaded, NotLoaded, Weights};
 
 use crate::{Error, Result, alibi::MAX_RADIUS};
 
@@ -73,34 +73,36 @@ fn check_buckets(num_buckets: usize, max_distance: usize) -> Result<()> {
 /// Raffel et al. 2020, section 2.1, <https://arxiv.org/abs/1910.10683>.
 #[derive(Clone, Debug)]
 pub struct RelativeBias {
-    weight: Tensor,  // (num_buckets, H)
-    buckets: Tensor, // (2·radius + 1,), u32
+    weight: Loaded<Tensor>, // (num_buckets, H)
+    buckets: Tensor,        // (2·radius + 1,), u32
 }
 
 impl RelativeBias {
-    /// Loads `weight` from `vb`, for distances of at most `radius`.
+    /// Loads `weight` from `weights`, for distances of at most `radius`.
     ///
     /// # Shapes
     /// `weight`: `(num_buckets, heads)`
     /// # Errors
     /// [`Error::Buckets`] if `num_buckets` is below 4 or `max_distance` is not above
-    /// `num_buckets / 4`; [`Error::TooLarge`] for a radius above 2²⁴; [`Error::Candle`] if `vb` lacks the weight or has it in another shape.
-    pub fn new(
+    /// `num_buckets / 4`; [`Error::TooLarge`] for a radius above 2²⁴; [`Error::Candle`] if
+    /// `weights` lack the weight or have it in another shape.
+    pub fn new<'a>(
         num_buckets: usize,
         max_distance: usize,
         heads: usize,
         radius: usize,
-        vb: VarBuilder,
+        weights: impl Into<Weights<'a>>,
     ) -> Result<Self> {
         check_buckets(num_buckets, max_distance)?;
         if radius > MAX_RADIUS {
             return Err(Error::TooLarge { field: "radius", got: radius, max: MAX_RADIUS });
         }
-        let weight = vb.get((num_buckets, heads), "weight")?;
+        let weights = weights.into();
+        let weight = weights.get((num_buckets, heads), "weight")?;
         let radius = radius as isize;
         let buckets = (-radius..=radius)
             .map(|distance| relative_position_bucket(distance, num_buckets, max_distance) as u32);
-        let buckets = Tensor::from_iter(buckets, weight.device())?;
+        let buckets = Tensor::from_iter(buckets, weights.device())?;
         Ok(Self { weight, buckets })
     }
 
@@ -111,7 +113,8 @@ impl RelativeBias {
     /// # Errors
     /// [`crate::Error::Candle`] if a tensor operation fails.
     pub fn forward(&self) -> Result<Tensor> {
-        Ok(self.weight.index_select(&self.buckets, 0)?.t()?.contiguous()?)
+        let weight = self.weight.as_ref().map_err(NotLoaded::clone).map_err(ops::Error::from)?;
+        Ok(weight.index_select(&self.buckets, 0)?.t()?.contiguous()?)
     }
 }
 
@@ -134,7 +137,7 @@ mod tests {
         let loss = |weight: &Tensor| -> Result<Tensor> {
             let buckets = (-9..=9).map(|d| relative_position_bucket(d, 8, 6) as u32);
             let buckets = Tensor::from_iter(buckets, &Cpu)?;
-            let bias = RelativeBias { weight: weight.clone(), buckets };
+            let bias = RelativeBias { weight: Ok(weight.clone()), buckets };
             let mask = AttentionMask::none().with_distance_bias(&bias.forward()?)?;
             Ok((scaled_dot_product_attention(&q, &k, &v, &mask, None)? * &v)?.sum_all()?)
         };

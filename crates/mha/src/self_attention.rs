@@ -3,7 +3,7 @@
 use std::fmt;
 
 use candle_core::Tensor;
-use candle_nn::VarBuilder;
+use ops::Weights;
 
 use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, Error, LoweredMask, MultiHeadAttention,
@@ -33,12 +33,12 @@ use crate::{
 pub struct SelfAttention(MultiHeadAttention);
 
 impl SelfAttention {
-    /// Loads the module from `vb`, with the tensor names of [`MultiHeadAttention::new`].
+    /// Loads the module from `weights`, with the tensor names of [`MultiHeadAttention::new`].
     ///
     /// # Errors
     /// The errors of [`MultiHeadAttention::new`].
-    pub fn new(config: &AttentionConfig, vb: VarBuilder) -> Result<Self> {
-        Ok(Self(MultiHeadAttention::new(config, vb)?))
+    pub fn new<'a>(config: &AttentionConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        Ok(Self(MultiHeadAttention::new(config, weights)?))
     }
 
     /// The wrapped module.

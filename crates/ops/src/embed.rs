@@ -6,7 +6,7 @@ use std::{
 };
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Module, Shape, Storage, Tensor};
-use candle_nn::{VarBuilder, embedding};
+use candle_nn::Init;
 use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 use mha_kernels::{EmbeddingTable, IdOutOfRange, Lookup, SharedBytes, embed_layer_norm};
 #[cfg(feature = "cuda")]
@@ -16,9 +16,8 @@ use rayon::prelude::*;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{
-    Result, cpu,
+    PackedArray, Result, Weights, cpu,
     layer_norm::{CpuLayerNorm, LayerNorm},
-    packed_weights::{self, PackedArray},
 };
 
 /// An embedding table, `(rows, E)`.
@@ -55,20 +54,20 @@ impl From<Tensor> for Table {
 }
 
 impl Table {
-    /// Loads `weight` from `vb`, or the table from the packed weights of a
-    /// [`PackedWeights::scope`](crate::PackedWeights::scope).
+    /// Loads `weight` from `weights`.
     ///
     /// If [`mha_kernels::Isa::kernels_enabled`] is true, an f32 table on a CPU that autograd does
     /// not track is stored as f16 if that is lossless, as for a checkpoint in f16. This halves the
     /// memory of the table and does not change the result of [`embed`].
     ///
     /// # Errors
-    /// [`crate::Error::Candle`] if `vb` lacks the tensor or has it in another shape.
-    pub fn load(rows: usize, width: usize, vb: VarBuilder) -> Result<Self> {
-        packed_weights::load(
-            &vb,
+    /// [`crate::Error::Candle`] if `weights` lack the tensor or have it in another shape;
+    /// [`crate::Error::NotLoaded`] if its values are not loaded.
+    pub fn load<'a>(rows: usize, width: usize, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let init = Init::Randn { mean: 0.0, stdev: 1.0 };
+        weights.into().module(
             |array| Self::shared(array("table")?, [rows, width]),
-            || compact(embedding(rows, width, vb.clone())?.embeddings().clone()),
+            |weights| compact(weights.get_with_hints((rows, width), "weight", init)??),
             Self::arrays,
         )
     }
@@ -381,6 +380,7 @@ fn on_cuda(
 #[cfg(test)]
 mod tests {
     use candle_core::Device::Cpu;
+    use candle_nn::VarBuilder;
 
     use super::*;
 

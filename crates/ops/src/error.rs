@@ -60,6 +60,10 @@ pub enum Error {
         tracked: bool,
     },
 
+    /// A module was computed whose tensors are not loaded.
+    #[error(transparent)]
+    NotLoaded(#[from] crate::NotLoaded),
+
     /// `MHA_ISA` is not the name of an instruction set that this machine supports.
     #[error(transparent)]
     Isa(#[from] mha_kernels::IsaError),

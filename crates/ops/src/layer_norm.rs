@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Module, Shape, Tensor};
-use candle_nn::{Init, VarBuilder};
+use candle_nn::Init;
 use mha_kernels::{Isa, add_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Error, Result, cpu};
+use crate::{Error, Result, Weights, cpu};
 
 /// Layer normalisation over the last axis, with or without bias:
 /// `(x − mean(x)) / √(var(x) + ε) · weight + bias`.
@@ -44,22 +44,30 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Loads `weight` `(hidden_size,)` and, if `bias` is true, `bias` `(hidden_size,)` from `vb`. `eps`
-    /// is ε, which is added to the variance.
+    /// Loads `weight` `(hidden_size,)` and, if `bias` is true, `bias` `(hidden_size,)` from
+    /// `weights`. `eps` is ε, which is added to the variance.
     ///
     /// # Errors
-    /// [`Error::Value`] if `eps` is negative or not finite; [`crate::Error::Candle`] if `vb` lacks a
-    /// tensor or has it in another shape; [`crate::Error::Isa`] if `MHA_ISA` names instructions
-    /// that this machine lacks.
-    pub fn new(hidden_size: usize, eps: f64, bias: bool, vb: VarBuilder) -> Result<Self> {
+    /// [`Error::Value`] if `eps` is negative or not finite; [`Error::Candle`] if `weights` lack a
+    /// tensor or have it in another shape; [`Error::NotLoaded`] if its values are not loaded;
+    /// [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+    pub fn new<'a>(
+        hidden_size: usize,
+        eps: f64,
+        bias: bool,
+        weights: impl Into<Weights<'a>>,
+    ) -> Result<Self> {
+        let weights = weights.into();
         if !(eps.is_finite() && eps >= 0.0) {
             let expected = "0 or a small positive number";
             return Err(Error::Value { field: "eps", expected, got: eps });
         }
-        let weight = vb.get_with_hints(hidden_size, "weight", Init::Const(1.))?;
+        let weight = weights.get_with_hints(hidden_size, "weight", Init::Const(1.))?;
+        let bias = bias.then(|| weights.get(hidden_size, "bias")).transpose()?;
+        let weight = weight?;
         let bias = match bias {
-            true => vb.get_with_hints(hidden_size, "bias", Init::Const(0.))?,
-            false => weight.zeros_like()?,
+            Some(bias) => bias?,
+            None => weight.zeros_like()?,
         };
         let kernel = match cpu::prefers_kernel(&[&weight, &bias]) {
             true => Some(CpuLayerNorm::new(&weight, &bias, eps)?),
@@ -232,6 +240,7 @@ impl CustomOp2 for CpuLayerNorm {
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device::Cpu};
+    use candle_nn::VarBuilder;
 
     use super::*;
 

@@ -18,8 +18,8 @@
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //!
 //! [`f32_from_f16`] and [`f32_from_bf16`] convert the values of a checkpoint on the CPU.
-//! [`Activation`] is the activation of a linear map. [`PackedWeights`] holds packed weights of
-//! [`Linear`]s and [`Table`]s, which can be written to a file and loaded from the file.
+//! [`Activation`] is the activation of a linear map. [`Weights`] are the tensors, or the packed
+//! arrays, from which a [`Linear`], a [`Table`] or a [`LayerNorm`] is built.
 //! [`CudaGraphCache`] replays the kernels of small batches on a GPU.
 #![forbid(unsafe_code)]
 
@@ -36,9 +36,9 @@ mod embed;
 mod error;
 mod layer_norm;
 mod linear;
-mod packed_weights;
 mod pool;
 mod rotary;
+mod weights;
 mod widen;
 
 pub use activation::Activation;
@@ -52,7 +52,7 @@ pub use error::{Error, Result};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use mha_kernels::{ComputeType, Isa, SharedBytes, max_threads, release_freed_memory, zeros};
-pub use packed_weights::{PackedArray, PackedWeights, skips_data};
 pub use pool::{l2_normalize, mean_pool};
 pub use rotary::{rotate_in_place, table_fits};
+pub use weights::{Loaded, NotLoaded, PackedArray, WeightSource, Weights, loaded};
 pub use widen::{f32_from_bf16, f32_from_f16};

@@ -16,7 +16,7 @@ mod plain;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
-use candle_nn::{VarBuilder, linear_b};
+use candle_nn::Init;
 use mha_kernels::{Isa, MAX_INT8_INPUT};
 
 use self::{
@@ -24,7 +24,7 @@ use self::{
     bf16::Bf16,
     packed::Packed,
 };
-use crate::{Activation, ComputeType, Error, Result, cpu, packed_weights};
+use crate::{Activation, ComputeType, Error, Loaded, NotLoaded, Result, Weights, cpu};
 
 /// A linear map with or without bias.
 ///
@@ -58,6 +58,7 @@ enum Kind {
     Packed(Arc<Packed>),
     Plain(candle_nn::Linear),
     Bf16(Bf16),
+    NotLoaded(NotLoaded),
 }
 
 /// The same map, in the dtype of its weights. The weights are not packed, so the CPU kernel is not
@@ -117,48 +118,60 @@ impl Linear {
         Ok(Packed::pack(compute_type, &weight, bias.as_ref())?.into())
     }
 
-    /// Loads `weight` and, if `bias` is true, `bias` from `vb`, or from the packed weights of a
-    /// [`PackedWeights::scope`](crate::PackedWeights::scope).
+    /// Loads `weight` and, if `bias` is true, `bias` from `weights`.
     ///
     /// # Errors
-    /// [`Error::Candle`] if `vb` lacks a tensor or has it in another shape; the errors of
+    /// [`Error::Candle`] if `weights` lack a tensor or have it in another shape; the errors of
     /// [`Self::new`].
-    pub fn load(
+    pub fn load<'a>(
         compute_type: ComputeType,
         input: usize,
         out: usize,
         bias: bool,
-        vb: VarBuilder,
+        weights: impl Into<Weights<'a>>,
     ) -> Result<Self> {
-        let load = || {
-            let plain = linear_b(input, out, bias, vb.clone())?;
-            // The loader returns a broadcast scalar as the placeholder of a tensor that is not
-            // loaded. The placeholder takes no memory, but a packed copy would.
-            if plain.weight().stride() == [0, 0] {
-                return Ok(plain.into());
-            }
-            Self::new(compute_type, plain.weight().clone(), plain.bias().cloned())
-        };
-        packed_weights::load(
-            &vb,
+        weights.into().module(
             |array| Packed::from_stored(compute_type, [out, input], bias, array).map(Self::from),
-            load,
+            |weights| {
+                let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+                let weight = weights.get_with_hints((out, input), "weight", init)?;
+                let bound = 1.0 / (input as f64).sqrt();
+                let init = Init::Uniform { lo: -bound, up: bound };
+                let bias = bias.then(|| weights.get_with_hints(out, "bias", init)).transpose()?;
+                Self::from_loaded(compute_type, weight, bias)
+            },
             |map| map.packed().map(Packed::arrays).unwrap_or_default(),
         )
+    }
+
+    /// [`Self::new`] for tensors that may not be loaded.
+    ///
+    /// # Errors
+    /// The errors of [`Self::new`].
+    pub fn from_loaded(
+        compute_type: ComputeType,
+        weight: Loaded<Tensor>,
+        bias: Option<Loaded<Tensor>>,
+    ) -> Result<Self> {
+        match (weight, bias.transpose()) {
+            (Ok(weight), Ok(bias)) => Self::new(compute_type, weight, bias),
+            (Err(tensor), _) | (_, Err(tensor)) => Ok(Self(Kind::NotLoaded(tensor))),
+        }
     }
 
     fn packed(&self) -> Option<&Arc<Packed>> {
         match &self.0 {
             Kind::Packed(packed) => Some(packed),
-            Kind::Plain(_) | Kind::Bf16(_) => None,
+            Kind::Plain(_) | Kind::Bf16(_) | Kind::NotLoaded(_) => None,
         }
     }
 
-    fn backend(&self) -> &dyn Backend {
+    fn backend(&self) -> Result<&dyn Backend> {
         match &self.0 {
-            Kind::Packed(packed) => &**packed,
-            Kind::Plain(plain) => plain,
-            Kind::Bf16(bf16) => bf16,
+            Kind::Packed(packed) => Ok(&**packed),
+            Kind::Plain(plain) => Ok(plain),
+            Kind::Bf16(bf16) => Ok(bf16),
+            Kind::NotLoaded(tensor) => Err(tensor.clone().into()),
         }
     }
 
@@ -168,7 +181,7 @@ impl Linear {
     /// # Errors
     /// [`Error::Candle`] if the tensor cannot be created.
     pub fn weight(&self) -> Result<Tensor> {
-        self.backend().weight()
+        self.backend()?.weight()
     }
 
     /// The bias `(out,)`, if the map has one.
@@ -176,7 +189,7 @@ impl Linear {
     /// # Errors
     /// [`Error::Candle`] if the tensor cannot be created.
     pub fn bias(&self) -> Result<Option<Tensor>> {
-        self.backend().bias()
+        self.backend()?.bias()
     }
 
     /// `x·Wᵀ + b`.
@@ -186,7 +199,7 @@ impl Linear {
     /// # Errors
     /// [`Error::DType`] if the map does not support the dtype of `x`: a map in bf16 or int8 supports
     /// f32 and bf16, another map the dtype of its weights; [`Error::Candle`] if `x` has another width
-    /// or device.
+    /// or device; [`Error::NotLoaded`] if the weights are not loaded.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_activated(x, None)
     }
@@ -203,7 +216,7 @@ impl Linear {
             let weights = [&packed.weights];
             return packed::multiply(x, &[packed::layer(&weights, activation)], DType::F32);
         }
-        let backend = self.backend();
+        let backend = self.backend()?;
         let dtype = backend.output_dtype(x.dtype()).map_err(|expected| {
             let (argument, got) = ("the input of a linear map", x.dtype());
             Error::DType { argument, expected, got }
@@ -256,7 +269,7 @@ impl Linear {
                 let x = x.to_dtype(DType::BF16)?;
                 Self::from(bf16.rounded.clone()).forward_activated(&x, activation)
             }
-            Kind::Plain(_) | Kind::Packed(_) => self.forward_activated(x, activation),
+            _ => self.forward_activated(x, activation),
         }
     }
 
@@ -359,7 +372,7 @@ impl Linear {
         let tensors = |map: &Self| match &map.0 {
             Kind::Plain(plain) => Some((plain.weight().clone(), plain.bias().cloned())),
             Kind::Bf16(bf16) => Some((bf16.rounded.weight().clone(), bf16.bias.clone())),
-            Kind::Packed(_) => None,
+            Kind::Packed(_) | Kind::NotLoaded(_) => None,
         };
         let tensors = maps.iter().map(tensors).collect::<Option<(Vec<_>, Vec<_>)>>();
         let Some((weights, biases)) = tensors else { return Ok((maps, None)) };

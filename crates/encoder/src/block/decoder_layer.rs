@@ -1,8 +1,8 @@
 //! One decoder layer with post-norm.
 
 use candle_core::{Module, Tensor};
-use candle_nn::VarBuilder;
 use mha::{AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, KvCache, Memory};
+use ops::Weights;
 
 use crate::{
     EncoderConfig, Error, NormPlacement, PositionWiseFeedForward, Result,
@@ -55,14 +55,20 @@ pub struct DecoderLayer {
 
 impl DecoderLayer {
     /// Builds the layer from `attention`, `attention_norm`, `feed_forward` and `feed_forward_norm`
-    /// in `vb`; with `add_cross_attention` also from `cross_attention` and `cross_attention_norm`.
+    /// in `weights`; with `add_cross_attention` also from `cross_attention` and
+    /// `cross_attention_norm`.
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// [`Error::Unsupported`] for a config with pre-norm layers, or with anything that makes
+    /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
+    /// shape; [`Error::Unsupported`] for a config with pre-norm layers, or with anything that makes
     /// attention depend on distances, such as rotary positions or windows; the errors of
     /// [`EncoderConfig::check`].
-    pub fn new(config: &EncoderConfig, add_cross_attention: bool, vb: VarBuilder) -> Result<Self> {
+    pub fn new<'a>(
+        config: &EncoderConfig,
+        add_cross_attention: bool,
+        weights: impl Into<Weights<'a>>,
+    ) -> Result<Self> {
+        let weights = weights.into();
         config.check()?;
         let attention = config.attention()?;
         if config.norm.placement != NormPlacement::Post {
@@ -74,19 +80,19 @@ impl DecoderLayer {
                             disentangled attention, for a decoder";
             unsupported("attention", expected, "that depends on distances")?;
         }
-        let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
+        let norm = |name| Norm::new(config, config.hidden_size, weights.pp(name));
         let cross = match add_cross_attention {
             false => None,
             true => Some((
-                CrossAttention::new(&attention, vb.pp("cross_attention"))?,
+                CrossAttention::new(&attention, weights.pp("cross_attention"))?,
                 norm("cross_attention_norm")?,
             )),
         };
         Ok(Self {
-            attention: CausalSelfAttention::new(&attention, vb.pp("attention"))?,
+            attention: CausalSelfAttention::new(&attention, weights.pp("attention"))?,
             attention_norm: norm("attention_norm")?,
             cross,
-            feed_forward: PositionWiseFeedForward::new(config, vb.pp("feed_forward"))?,
+            feed_forward: PositionWiseFeedForward::new(config, weights.pp("feed_forward"))?,
             feed_forward_norm: norm("feed_forward_norm")?,
         })
     }

@@ -1,8 +1,7 @@
 //! The input embeddings of an encoder.
 
 use candle_core::{DType, Tensor};
-use candle_nn::VarBuilder;
-use ops::{Linear, Table};
+use ops::{Linear, Loaded, NotLoaded, Table, Weights, loaded};
 
 use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
@@ -42,26 +41,29 @@ use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 /// 2020, section 3.1, <https://arxiv.org/abs/1909.11942>.
 #[derive(Clone, Debug)]
 pub struct InputEmbeddings {
-    words: Table,             // (vocab_size, W)
-    types: Option<Table>,     // (type_vocab_size, W)
-    positions: Option<Table>, // (max_position_embeddings, W)
+    words: Loaded<Table>,             // (vocab_size, W)
+    types: Option<Loaded<Table>>,     // (type_vocab_size, W)
+    positions: Option<Loaded<Table>>, // (max_position_embeddings, W)
     norm: Option<Norm>,
     projection: Option<Linear>,
     dtype: DType,
 }
 
 impl InputEmbeddings {
-    /// Builds the module from `word_embeddings` in `vb`, and from `token_type_embeddings`,
+    /// Builds the module from `word_embeddings` in `weights`, and from `token_type_embeddings`,
     /// `position_embeddings`, `norm` and `projection` if the config has these parts.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`]; [`crate::Error::Attention`] or
-    /// [`crate::Error::Candle`] if `vb` lacks a tensor or has it in another shape.
-    pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
+    /// [`crate::Error::Candle`] if `weights` lack a tensor or have it in another shape.
+    pub fn new<'a>(config: &EncoderConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let weights = weights.into();
         config.check()?;
         let width = config.embedding_size();
-        let table = |name, rows| Ok::<Table, crate::Error>(vb.get((rows, width), name)?.into());
-        let words = Table::load(config.vocab_size, width, vb.pp("word_embeddings"))?;
+        let table =
+            |name, rows| weights.get((rows, width), name).map(|table| table.map(Table::from));
+        let words = Table::load(config.vocab_size, width, weights.pp("word_embeddings"));
+        let words = loaded(words)?;
         let types = match config.embeddings.type_vocab_size {
             Some(rows) => Some(table("token_type_embeddings.weight", rows)?),
             None => None,
@@ -74,21 +76,24 @@ impl InputEmbeddings {
         };
         let projection = match config.embeddings.embedding_size {
             Some(_) => {
-                let (e, vb) = (config.hidden_size, vb.pp("projection"));
-                Some(Linear::load(config.compute_type, width, e, true, vb)?)
+                let (e, weights) = (config.hidden_size, weights.pp("projection"));
+                Some(Linear::load(config.compute_type, width, e, true, weights)?)
             }
             None => None,
         };
         let norm = match config.embeddings.norm {
-            true => Some(Norm::new(config, width, vb.pp("norm"))?),
+            true => Some(Norm::new(config, width, weights.pp("norm"))?),
             false => None,
         };
-        Ok(Self { words, types, positions, norm, projection, dtype: vb.dtype() })
+        Ok(Self { words, types, positions, norm, projection, dtype: weights.dtype() })
     }
 
     /// The word embeddings, `(vocab_size, W)`, in the dtype of the hidden states.
-    pub(crate) fn words(&self) -> Result<Tensor> {
-        Ok(self.words.tensor(self.dtype)?)
+    pub(crate) fn words(&self) -> Result<Loaded<Tensor>> {
+        match &self.words {
+            Ok(words) => Ok(Ok(words.tensor(self.dtype)?)),
+            Err(tensor) => Ok(Err(tensor.clone())),
+        }
     }
 
     /// The dtype of the hidden states.
@@ -110,11 +115,17 @@ impl InputEmbeddings {
         token_type_ids: &Tensor,
         position_ids: &Tensor,
     ) -> Result<Tensor> {
-        let mut lookups = vec![(&self.words, input_ids)];
-        lookups.extend(self.types.as_ref().map(|table| (table, token_type_ids)));
-        lookups.extend(self.positions.as_ref().map(|table| (table, position_ids)));
+        let tables = [
+            (Some(&self.words), input_ids),
+            (self.types.as_ref(), token_type_ids),
+            (self.positions.as_ref(), position_ids),
+        ];
+        let tables = tables.into_iter().filter_map(|(table, ids)| Some((table?, ids)));
+        let tables = tables.map(|(table, ids)| Ok((table.as_ref()?, ids)));
+        let lookups = tables.collect::<std::result::Result<Vec<_>, &NotLoaded>>();
+        let lookups = lookups.map_err(|tensor| ops::Error::from(tensor.clone()))?;
         let embedded = match &self.norm {
-            Some(Norm::LayerNorm(norm)) => ops::embed(&lookups, Some(norm), self.dtype)?,
+            Some(Norm::Layer(norm)) => ops::embed(&lookups, Some(norm), self.dtype)?,
             norm => {
                 let sum = ops::embed(&lookups, None, self.dtype)?;
                 match norm {

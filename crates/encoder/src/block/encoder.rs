@@ -3,11 +3,11 @@
 use std::collections::{HashMap, hash_map::Entry};
 
 use candle_core::{Module, Tensor};
-use candle_nn::VarBuilder;
 use mha::{
     AttentionMask, AttentionOptions, HeadWeights, LoweredMask, RelativeBias, Rotary, RotaryAt,
     RotaryScaling,
 };
+use ops::Weights;
 
 use crate::{
     EncoderConfig, EncoderLayer, Error, Positions, RelativeBiasConfig, Result,
@@ -56,13 +56,14 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Builds the stack from `layer.0`, `layer.1` and so on in `vb`, and from `final_norm`,
+    /// Builds the stack from `layer.0`, `layer.1` and so on in `weights`, and from `final_norm`,
     /// `relative_bias` and `relative_positions` if the config has them. If the layers share
     /// weights, all are built from `layer.0`.
     ///
     /// # Errors
     /// The errors of [`EncoderConfig::check`] and [`EncoderLayer::new`].
-    pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
+    pub fn new<'a>(config: &EncoderConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let weights = weights.into();
         config.check()?;
         let num_hidden_layers = config.num_hidden_layers;
         let (thetas, scaling): (&[f64], _) = match &config.positions {
@@ -80,15 +81,16 @@ impl Encoder {
         let d = config.attention()?.head_dim();
         let rotary = distinct
             .iter()
-            .map(|&theta| Rotary::scaled(theta, scaling, d, config.max_tokens(), vb.device()));
+            .map(|&theta| Rotary::scaled(theta, scaling, d, config.max_tokens(), weights.device()));
         let (heads, radius) = (config.num_attention_heads, config.max_tokens() - 1);
         let stored_layers = if config.shares_layers { 1 } else { num_hidden_layers };
-        let layers = (0..stored_layers).map(|i| EncoderLayer::new(config, i, vb.pp("layer").pp(i)));
+        let layers =
+            (0..stored_layers).map(|i| EncoderLayer::new(config, i, weights.pp("layer").pp(i)));
         let layers = layers.collect::<Result<Vec<_>>>()?;
         let relative_embeddings = match &config.disentangled {
             Some(disentangled) => {
-                let vb = vb.pp("relative_positions");
-                Some(RelativeEmbeddings::new(config, disentangled, &layers, vb)?)
+                let weights = weights.pp("relative_positions");
+                Some(RelativeEmbeddings::new(config, disentangled, layers.len(), weights)?)
             }
             None => None,
         };
@@ -98,13 +100,13 @@ impl Encoder {
             num_hidden_layers,
             relative_bias: match config.relative_bias {
                 Some(RelativeBiasConfig { num_buckets, max_distance }) => {
-                    let vb = vb.pp("relative_bias");
-                    Some(RelativeBias::new(num_buckets, max_distance, heads, radius, vb)?)
+                    let weights = weights.pp("relative_bias");
+                    Some(RelativeBias::new(num_buckets, max_distance, heads, radius, weights)?)
                 }
                 None => None,
             },
             alibi: match config.positions {
-                Positions::Alibi => Some(mha::alibi(heads, radius, vb.device())?),
+                Positions::Alibi => Some(mha::alibi(heads, radius, weights.device())?),
                 _ => None,
             },
             rotary: rotary.collect::<mha::Result<_>>()?,
@@ -112,7 +114,7 @@ impl Encoder {
             max_tokens: config.uses_tables().then(|| config.max_tokens()),
             windows: (0..num_hidden_layers).map(|i| config.window(i)).collect(),
             final_norm: match config.norm.final_norm {
-                true => Some(Norm::new(config, config.hidden_size, vb.pp("final_norm"))?),
+                true => Some(Norm::new(config, config.hidden_size, weights.pp("final_norm"))?),
                 false => None,
             },
         })
@@ -215,6 +217,7 @@ mod tests {
     use std::collections::HashMap;
 
     use candle_core::{D, DType, Device::Cpu};
+    use candle_nn::VarBuilder;
     use candle_nn::VarMap;
 
     use super::*;

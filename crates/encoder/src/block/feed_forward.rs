@@ -3,8 +3,7 @@
 //! Vaswani et al. 2017, equation 2, <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{Module, Tensor};
-use candle_nn::VarBuilder;
-use ops::Linear;
+use ops::{Linear, Weights};
 
 use crate::{Activation, EncoderConfig, FeedForwardKind, Result};
 
@@ -49,23 +48,24 @@ pub struct PositionWiseFeedForward {
 }
 
 impl PositionWiseFeedForward {
-    /// Builds the module from `intermediate` `(F, E)` and `output` `(E, F)` in `vb`, and from
+    /// Builds the module from `intermediate` `(F, E)` and `output` `(E, F)` in `weights`, and from
     /// `gate` `(F, E)` if the network is gated. Each map has a weight, and a bias if the config has
     /// it.
     ///
     /// # Errors
-    /// The errors of [`EncoderConfig::check`]; [`mha::Error::Candle`] if `vb` lacks a tensor or has
-    /// it in another shape; [`ops::Error::ComputeType`] if the compute type does not support the
-    /// weights' dtype or device; [`mha::Error::Shape`] for an int8 input wider than 65,536;
+    /// The errors of [`EncoderConfig::check`]; [`mha::Error::Candle`] if `weights` lack a tensor or
+    /// have it in another shape; [`ops::Error::ComputeType`] if the compute type does not support
+    /// the weights' dtype or device; [`mha::Error::Shape`] for an int8 input wider than 65,536;
     /// [`ops::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
-    pub fn new(config: &EncoderConfig, vb: VarBuilder) -> Result<Self> {
+    pub fn new<'a>(config: &EncoderConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let weights = weights.into();
         config.check()?;
         let (e, f) = (config.hidden_size, config.intermediate_size);
         let kind = config.feed_forward.kind;
         let (intermediate_bias, output_bias) =
             (config.feed_forward.intermediate_bias, config.feed_forward.output_bias);
         let linear = |input, output, bias, name| {
-            Linear::load(config.compute_type, input, output, bias, vb.pp(name))
+            Linear::load(config.compute_type, input, output, bias, weights.pp(name))
         };
         Ok(Self {
             intermediate: linear(e, f, intermediate_bias, "intermediate")?,

@@ -1,8 +1,8 @@
 //! One encoder layer: self-attention and a feed-forward network, each with a residual connection.
 
 use candle_core::{Module, Tensor};
-use candle_nn::VarBuilder;
 use mha::{AttentionMask, AttentionOptions, LoweredMask, SelfAttention};
+use ops::Weights;
 
 use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
 
@@ -43,7 +43,7 @@ pub struct EncoderLayer {
 
 impl EncoderLayer {
     /// Builds layer `layer` of an encoder from `attention`, `attention_norm`, `feed_forward` and
-    /// `feed_forward_norm` in `vb`.
+    /// `feed_forward_norm` in `weights`.
     ///
     /// A layer does not apply the positions and the attention windows of the config: [`Encoder`]
     /// passes them to its layers with the mask and the [`AttentionOptions`].
@@ -51,22 +51,27 @@ impl EncoderLayer {
     /// [`Encoder`]: super::Encoder
     ///
     /// # Errors
-    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `vb` lacks a tensor or has it in
-    /// another shape; the errors of [`EncoderConfig::check`].
-    pub fn new(config: &EncoderConfig, layer: usize, vb: VarBuilder) -> Result<Self> {
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `weights` lack a tensor or have
+    /// it in another shape; the errors of [`EncoderConfig::check`].
+    pub fn new<'a>(
+        config: &EncoderConfig,
+        layer: usize,
+        weights: impl Into<Weights<'a>>,
+    ) -> Result<Self> {
+        let weights = weights.into();
         config.check()?;
         let placement = config.norm.placement;
         let has_attention_norm =
             layer > 0 || placement == NormPlacement::Post || config.norm.first_attention_norm;
-        let norm = |name| Norm::new(config, config.hidden_size, vb.pp(name));
+        let norm = |name| Norm::new(config, config.hidden_size, weights.pp(name));
         Ok(Self {
             placement,
-            attention: SelfAttention::new(&config.attention()?, vb.pp("attention"))?,
+            attention: SelfAttention::new(&config.attention()?, weights.pp("attention"))?,
             attention_norm: match has_attention_norm {
                 true => Some(norm("attention_norm")?),
                 false => None,
             },
-            feed_forward: PositionWiseFeedForward::new(config, vb.pp("feed_forward"))?,
+            feed_forward: PositionWiseFeedForward::new(config, weights.pp("feed_forward"))?,
             feed_forward_norm: norm("feed_forward_norm")?,
         })
     }

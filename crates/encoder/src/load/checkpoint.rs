@@ -1,30 +1,31 @@
-//! A checkpoint's weights as a [`VarBuilder`] that records each request. Modules request tensors by
-//! this crate's names. A missing or mismatched tensor is recorded and replaced by a placeholder, so
-//! that a single pass finds every problem.
+//! A checkpoint's weights as a [`WeightSource`] that records each request. Modules request tensors
+//! by this crate's names. A missing or mismatched tensor is recorded and not loaded, so that a
+//! single pass finds every problem.
 
 use std::{
-    borrow::Cow,
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use candle_core::{DType, Device, Shape, Tensor, safetensors::Load};
-use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
-use ops::{f32_from_bf16, f32_from_f16};
+use candle_nn::Init;
+use ops::{PackedArray, SharedBytes, WeightSource, Weights, f32_from_bf16, f32_from_f16};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     names::{CheckpointTensor, Naming},
+    packed_cache::OpenCache,
     report::{LoadReport, Mismatched, Missing},
     tensor_info::TensorInfo,
-    weights::Weights,
+    weights::WeightFiles,
 };
 use crate::{Error, Result};
 
 /// A checkpoint while its models are being loaded.
 pub(crate) struct Checkpoint {
-    weights: Arc<Weights>,
+    weights: Arc<WeightFiles>,
     with_data: bool,
+    cache: Option<Arc<OpenCache>>,
     record: Record,
 }
 
@@ -32,26 +33,27 @@ pub(crate) struct Checkpoint {
 type Record = Arc<Mutex<(LoadReport, Option<Error>)>>;
 
 impl Checkpoint {
-    pub(crate) fn new(weights: Arc<Weights>) -> Self {
-        Self { weights, with_data: true, record: Record::default() }
+    /// `cache` has the packed weights of the checkpoint.
+    pub(crate) fn new(weights: Arc<WeightFiles>, cache: Option<Arc<OpenCache>>) -> Self {
+        Self { weights, with_data: true, cache, record: Record::default() }
     }
 
-    /// A checkpoint of which only headers are read. Models get placeholder tensors of the right
-    /// shape, which take no memory.
-    pub(crate) fn without_data(weights: Arc<Weights>) -> Self {
-        Self { with_data: false, ..Self::new(weights) }
+    /// A checkpoint of which only headers are read. No tensor of its models is loaded.
+    pub(crate) fn without_data(weights: Arc<WeightFiles>) -> Self {
+        Self { with_data: false, ..Self::new(weights, None) }
     }
 
     /// The tensors of one model of the checkpoint, converted to `dtype`.
-    pub(crate) fn model(
-        &self,
-        naming: Naming,
-        dtype: DType,
-        device: &Device,
-    ) -> VarBuilder<'static> {
-        let (weights, record) = (self.weights.clone(), self.record.clone());
-        let backend = Backend { weights, with_data: self.with_data, naming, record };
-        VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
+    pub(crate) fn model(&self, naming: Naming, dtype: DType, device: &Device) -> Weights<'static> {
+        Weights::new(Source {
+            weights: self.weights.clone(),
+            with_data: self.with_data,
+            cache: self.cache.clone(),
+            naming,
+            record: self.record.clone(),
+            dtype,
+            device: device.clone(),
+        })
     }
 
     /// Returns the first error from reading a tensor, if any, and clears it.
@@ -103,15 +105,26 @@ fn nearest(name: &str, names: &[String]) -> Option<String> {
     (similarity > 0.8).then(|| best.clone())
 }
 
-/// The tensors of one model, as a [`VarBuilder`] backend.
-struct Backend {
-    weights: Arc<Weights>,
+/// The tensors of one model.
+struct Source {
+    weights: Arc<WeightFiles>,
     with_data: bool,
+    cache: Option<Arc<OpenCache>>,
     naming: Naming,
     record: Record,
+    dtype: DType,
+    device: Device,
 }
 
-impl Backend {
+/// A tensor of a checkpoint that fits a request.
+struct Found<'a> {
+    tensor: String,
+    info: &'a TensorInfo,
+    /// As in [`CheckpointTensor`].
+    part: Option<(usize, usize)>,
+}
+
+impl Source {
     /// Looks up a tensor by its checkpoint name, or else by its alias. Returns the name found.
     fn find(&self, tensor: &str) -> Option<(String, &TensorInfo)> {
         let own = self.weights.info(tensor).map(|info| (tensor.to_string(), info));
@@ -121,30 +134,11 @@ impl Backend {
             Some((alias, info))
         })
     }
-}
 
-/// The data of a tensor.
-enum Data<'a> {
-    /// The values of the part that is requested.
-    F32(Vec<f32>),
-    /// The bytes of the whole tensor.
-    Bytes(Cow<'a, [u8]>),
-}
-
-impl SimpleBackend for Backend {
-    fn get(
-        &self,
-        shape: Shape,
-        name: &str,
-        _init: Init,
-        dtype: DType,
-        device: &Device,
-    ) -> candle_core::Result<Tensor> {
+    /// Records the request of a tensor; `None` if the tensor is missing or mismatched.
+    fn request(&self, name: &str, shape: &Shape) -> Option<Found<'_>> {
         let CheckpointTensor { tensor, part, keys } = self.naming.find(name);
-        let mut guard = lock(&self.record);
-        let (record, failure) = &mut *guard;
-        // All elements share one zero, so that the placeholder takes no memory.
-        let placeholder = || Tensor::zeros((), dtype, device)?.broadcast_as(shape.clone());
+        let record = &mut lock(&self.record).0;
         let sizes = sizes_of_dims(keys, shape.dims());
         let mut expected = shape.dims().to_vec(); // of the stored tensor
         if let (Some((_, parts)), Some(first)) = (part, expected.first_mut()) {
@@ -156,84 +150,102 @@ impl SimpleBackend for Backend {
             if !record.missing.contains(&missing) {
                 record.missing.push(missing);
             }
-            return placeholder();
+            return None;
         };
         let readable = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F64].contains(&info.dtype);
-        let file_dtype = format!("{:?}", info.dtype).to_lowercase();
+        let dtype = format!("{:?}", info.dtype).to_lowercase();
         if info.shape != expected || !readable {
-            let (got, dtype) = (info.shape.clone(), file_dtype);
+            let got = info.shape.clone();
             let mismatched = Mismatched { tensor, expected, sizes, got, dtype };
             if !record.mismatched.contains(&mismatched) {
                 record.mismatched.push(mismatched);
             }
-            return placeholder();
+            return None;
         }
-        let needs_data = self.with_data && !ops::skips_data();
-        let is_f32 = matches!(
-            (info.dtype, dtype, device, &info.strides),
-            (Dtype::F32, DType::F32, Device::Cpu, None)
-        );
-        let read = || match is_f32 {
-            true => self.weights.f32_values(&tensor, info, part).map(Data::F32),
-            false => self.weights.data(&tensor, info).map(Data::Bytes),
-        };
-        let data = match needs_data.then(read).transpose() {
-            Ok(data) => data,
-            Err(error) => {
-                failure.get_or_insert(error);
-                None
-            }
-        };
         let is_loaded = record.loaded.contains(&tensor);
         if !is_loaded || part.is_some() {
             record.parameters += shape.elem_count();
         }
         match (is_loaded, part) {
-            (false, _) => record.loaded.push(tensor),
-            (true, None) => record.tied.push(tensor),
+            (false, _) => record.loaded.push(tensor.clone()),
+            (true, None) => record.tied.push(tensor.clone()),
             (true, Some(_)) => {} // another part of the same tensor
         }
-        if !record.dtypes.contains(&file_dtype) {
-            record.dtypes.push(file_dtype);
+        if !record.dtypes.contains(&dtype) {
+            record.dtypes.push(dtype);
         }
-        let data = match data {
-            None => return placeholder(),
-            Some(Data::F32(values)) => return Tensor::from_vec(values, shape, device),
-            Some(Data::Bytes(bytes)) => bytes,
-        };
+        Some(Found { tensor, info, part })
+    }
+
+    /// Reads the values of a tensor.
+    fn read(&self, Found { tensor, info, part }: Found, shape: Shape) -> Result<Tensor> {
+        let (dtype, device) = (self.dtype, &self.device);
+        if (info.dtype, dtype, device.is_cpu()) == (Dtype::F32, DType::F32, true)
+            && info.strides.is_none()
+        {
+            let values = self.weights.f32_values(&tensor, info, part)?;
+            return Ok(Tensor::from_vec(values, shape, device)?);
+        }
+        let data = self.weights.data(&tensor, info)?;
         let data = match part {
             None => &data[..],
             Some((index, parts)) => &data[index * data.len() / parts..][..data.len() / parts],
         };
-        match (info.dtype, dtype, device) {
+        Ok(match (info.dtype, dtype, device) {
             (Dtype::F16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(f32_from_f16(data.as_chunks().0), shape, device)
+                Tensor::from_vec(f32_from_f16(data.as_chunks().0), shape, device)?
             }
             (Dtype::BF16, DType::F32, Device::Cpu) => {
-                Tensor::from_vec(f32_from_bf16(data.as_chunks().0), shape, device)
+                Tensor::from_vec(f32_from_bf16(data.as_chunks().0), shape, device)?
             }
             _ => TensorView::new(info.dtype, shape.dims().to_vec(), data)
                 .map_err(candle_core::Error::wrap)?
                 .load(device)?
-                .to_dtype(dtype),
+                .to_dtype(dtype)?,
+        })
+    }
+}
+
+impl WeightSource for Source {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.find(&self.naming.find(name).tensor).is_some()
+    }
+
+    fn get(&self, name: &str, shape: Shape, _init: Init) -> candle_core::Result<Option<Tensor>> {
+        let Some(found) = self.request(name, &shape).filter(|_| self.with_data) else {
+            return Ok(None);
+        };
+        match self.read(found, shape) {
+            Ok(tensor) => Ok(Some(tensor)),
+            Err(Error::Candle(error)) => Err(error),
+            Err(error) => {
+                lock(&self.record).1.get_or_insert(error);
+                Ok(None)
+            }
         }
     }
 
-    fn get_unchecked(
-        &self,
-        name: &str,
-        dtype: DType,
-        device: &Device,
-    ) -> candle_core::Result<Tensor> {
-        let shape = match self.find(&self.naming.find(name).tensor) {
-            Some((_, info)) => info.shape.as_slice().into(),
-            None => 0.into(),
-        };
-        self.get(shape, name, Init::Const(0.), dtype, device)
+    fn check(&self, name: &str, shape: Shape) -> candle_core::Result<()> {
+        self.request(name, &shape);
+        Ok(())
     }
 
-    fn contains_tensor(&self, name: &str) -> bool {
-        self.find(&self.naming.find(name).tensor).is_some()
+    fn stored(&self, name: &str) -> Option<SharedBytes> {
+        self.cache.as_ref()?.stored(name)
+    }
+
+    fn keep(&self, name: String, array: Arc<dyn PackedArray>) {
+        if let Some(cache) = &self.cache {
+            cache.keep(name, array);
+        }
     }
 }
 
@@ -248,10 +260,4 @@ fn sizes_of_dims(keys: &[&str], dims: &[usize]) -> Vec<String> {
         }
     }
     sizes
-}
-
-/// Whether a tensor is a placeholder of a tensor that is not loaded. All elements of a placeholder
-/// share one zero: a placeholder has a stride of 0 and takes no memory.
-pub(crate) fn is_placeholder(tensor: &Tensor) -> bool {
-    tensor.stride().contains(&0)
 }

@@ -10,9 +10,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
-
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
 use crate::{Error, Result};
@@ -53,6 +50,10 @@ struct Memory {
     name: String,
     files: BTreeMap<String, Arc<Cow<'static, [u8]>>>,
 }
+
+/// The path of each file that was opened.
+#[cfg(test)]
+pub(super) static OPENED: Mutex<Vec<String>> = Mutex::new(vec![]);
 
 impl ModelFiles {
     /// The files of a folder.
@@ -119,7 +120,7 @@ impl ModelFiles {
     }
 
     /// The files of a subfolder; an empty name gives this folder.
-    pub(crate) fn folder(&self, name: &str) -> Self {
+    pub(super) fn folder(&self, name: &str) -> Self {
         match name {
             "" => self.clone(),
             name => {
@@ -130,7 +131,7 @@ impl ModelFiles {
     }
 
     /// Whether reading a file may download it.
-    pub(crate) fn are_on_hub(&self) -> bool {
+    pub(super) fn are_on_hub(&self) -> bool {
         match &self.source {
             Source::Dir(_) | Source::Memory(_) => false,
             #[cfg(feature = "hub")]
@@ -139,7 +140,7 @@ impl ModelFiles {
     }
 
     /// The name of the weights file, if it was given to [`Self::file`].
-    pub(crate) fn weights(&self) -> Option<&str> {
+    pub(super) fn weights(&self) -> Option<&str> {
         self.weights.as_deref()
     }
 
@@ -162,18 +163,15 @@ impl ModelFiles {
     /// model on the hub also [`Error::Offline`], [`Error::NoModel`], [`Error::NoRevision`],
     /// [`Error::Gated`], [`Error::Fetch`], [`Error::WrongFile`] and [`Error::Cache`].
     pub fn need(&self, file: &str, expected: &'static str) -> Result<Cow<'static, [u8]>> {
-        self.read(file)?.ok_or_else(|| self.no_file(file, expected))
+        match self.open(file)? {
+            Some(opened) => self.bytes(file, opened),
+            None => Err(self.no_file(file, expected)),
+        }
     }
 
-    /// Parses a JSON file; `None` if it does not exist.
-    pub(crate) fn json<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>> {
-        let bytes = self.read(file)?;
-        bytes.map(|bytes| parse_json(&bytes, &self.path(file))).transpose()
-    }
-
-    /// Whether a file exists.
-    pub(crate) fn has(&self, file: &str) -> Result<bool> {
-        Ok(self.open(file)?.is_some())
+    /// The path of a file within the source.
+    pub(super) fn relative(&self, file: &str) -> String {
+        format!("{}{file}", self.prefix)
     }
 
     /// Opens a file for reading parts of it; `None` if it does not exist.
@@ -181,8 +179,10 @@ impl ModelFiles {
     /// # Errors
     /// [`Error::LfsPointer`] or [`Error::WebPage`] if something else was saved in its place; the
     /// errors of [`Self::need`].
-    pub(crate) fn open(&self, file: &str) -> Result<Option<Opened>> {
-        let relative = format!("{}{file}", self.prefix);
+    pub(super) fn open(&self, file: &str) -> Result<Option<Opened>> {
+        #[cfg(test)]
+        OPENED.lock().unwrap().push(self.path(file));
+        let relative = self.relative(file);
         let opened = match &self.source {
             Source::Memory(memory) => {
                 memory.files.get(&relative).map(|bytes| Ok(Opened::Bytes(bytes.clone())))
@@ -204,16 +204,15 @@ impl ModelFiles {
         }
     }
 
-    /// The bytes of a file; `None` if it does not exist.
-    pub(crate) fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>> {
-        let Some(opened) = self.open(file)? else { return Ok(None) };
-        opened.into_bytes().map(Some).map_err(|source| self.io(file, source))
+    /// The bytes of a file that was opened.
+    pub(super) fn bytes(&self, file: &str, opened: Opened) -> Result<Cow<'static, [u8]>> {
+        opened.into_bytes().map_err(|source| self.io(file, source))
     }
 
-    pub(crate) fn no_file(&self, file: &str, expected: &'static str) -> Error {
+    pub(super) fn no_file(&self, file: &str, expected: &'static str) -> Error {
         #[cfg(feature = "hub")]
         if let Source::Hub(model) = &self.source
-            && let Some(error) = model.not_found_error(&format!("{}{file}", self.prefix))
+            && let Some(error) = model.not_found_error(&self.relative(file))
         {
             return error;
         }
@@ -225,28 +224,6 @@ impl ModelFiles {
         let path = self.path(file);
         Error::Io { path, source }
     }
-}
-
-/// Parses JSON. `path` names the file in error messages.
-pub(crate) fn parse_json<T: DeserializeOwned>(json: &[u8], path: &str) -> Result<T> {
-    let mut json = serde_json::Deserializer::from_slice(json);
-    let read = serde_path_to_error::deserialize(&mut json);
-    let read = read.map_err(|error| (error.path().to_string(), error.into_inner()));
-    let check_end = |value| json.end().map(|()| value).map_err(|error| (".".to_string(), error));
-    read.and_then(check_end).map_err(|(key, source)| json_error(path, key, source))
-}
-
-/// Converts a parsed JSON value, with the errors of [`parse_json`].
-pub(crate) fn parse_value<T: DeserializeOwned>(value: Value, path: &str) -> Result<T> {
-    serde_path_to_error::deserialize(value)
-        .map_err(|error| json_error(path, error.path().to_string(), error.into_inner()))
-}
-
-/// `key` is the path of the value within the JSON, `.` for the root.
-fn json_error(path: &str, key: String, source: serde_json::Error) -> Error {
-    let has_key = source.is_data() && key != ".";
-    let at = if has_key { format!("{key}: ") } else { String::new() };
-    Error::Json { path: path.to_string(), at, source }
 }
 
 /// The kind of content that was saved in place of a file.

@@ -3,8 +3,10 @@
 
 mod checkpoint;
 mod files;
+mod folder;
 #[cfg(feature = "hub")]
 mod hub;
+mod json;
 mod names;
 mod options;
 mod packed_cache;
@@ -17,23 +19,24 @@ mod weights;
 use std::{env, path::PathBuf, sync::Arc};
 
 use candle_core::{DType, Device};
-use candle_nn::VarBuilder;
-pub(crate) use checkpoint::{Checkpoint, is_placeholder};
+pub(crate) use checkpoint::Checkpoint;
 pub(crate) use names::{
     DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
     Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
 };
-use ops::{ComputeType, PackedWeights};
+use ops::{ComputeType, Weights};
 
 pub use files::ModelFiles;
-pub(crate) use files::{parse_json, parse_value};
+pub(crate) use folder::ModelFolder;
 #[cfg(feature = "hub")]
 pub use hub::{DownloadProgress, Hub};
+pub(crate) use json::{Json, parse_value};
 pub use options::LoadOptions;
+use packed_cache::OpenCache;
 pub use packed_cache::{PackedCache, PackedCacheFile};
 pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::write;
-pub(crate) use weights::Weights;
+pub(crate) use weights::WeightFiles;
 
 use crate::{Error, Result};
 
@@ -46,35 +49,29 @@ const ADAPTER: &str = "adapter_config.json";
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Read {
     All,
-    /// Names, shapes and dtypes. Modules get placeholder tensors of the right shape, which take no
-    /// memory.
+    /// Names, shapes and dtypes. Modules are built without their values.
     Header,
 }
 
 /// Loads a sentence-transformers module from the module's folder. With [`Read::All`], the weights
 /// are converted to f32.
 pub(crate) fn module<M>(
-    files: &ModelFiles,
+    files: &ModelFolder,
     read: Read,
     device: &Device,
-    build: impl FnOnce(VarBuilder) -> Result<M>,
+    build: impl FnOnce(Weights) -> Result<M>,
 ) -> Result<M> {
-    let weights = Arc::new(Weights::open(files)?);
-    let (checkpoint, dtype) = match read {
-        Read::All => (Checkpoint::new(weights.clone()), DType::F32),
-        // CPU kernels do not pack f16 weights, so f16 placeholders take no memory.
-        Read::Header => (Checkpoint::without_data(weights.clone()), DType::F16),
+    let weights = Arc::new(WeightFiles::open(files)?);
+    let checkpoint = match read {
+        Read::All => Checkpoint::new(weights.clone(), None),
+        Read::Header => Checkpoint::without_data(weights.clone()),
     };
     let (module, _report) = checked(&weights, &checkpoint, device, |_, checkpoint| {
         let naming = Naming::identity();
-        let module = build(checkpoint.model(naming.clone(), dtype, device));
+        let module = build(checkpoint.model(naming.clone(), DType::F32, device));
         Ok((module, checkpoint.report(&[naming])))
     })?;
     Ok(module)
-}
-
-pub(crate) fn config_json(files: &ModelFiles) -> Result<std::borrow::Cow<'static, [u8]>> {
-    files.need(CONFIG, "the model's configuration, in Hugging Face's format")
 }
 
 /// The value of an environment variable that is set and not empty, as a path; `~` is the home
@@ -98,23 +95,14 @@ fn huggingface_home() -> Option<PathBuf> {
 /// `ops::Linear::load` or `Table::load`, those of the head included, use the packed weights in
 /// `cache`; weights that the cache lacks are packed and saved.
 pub(crate) fn model_with_cache<M>(
-    files: &ModelFiles,
+    files: &ModelFolder,
     cache: &PackedCache,
     config_json: &[u8],
     compute_type: ComputeType,
-    build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+    build: impl FnOnce(&WeightFiles, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
-    let mut opened = None;
-    let loaded = model(files, &Device::Cpu, |weights, checkpoint| {
-        let cache = cache.open(weights, config_json, compute_type)?;
-        let packed = cache.packed.clone();
-        opened = Some(cache);
-        packed.scope(|| build(weights, checkpoint))
-    })?;
-    if let Some(cache) = opened {
-        cache.save();
-    }
-    Ok(loaded)
+    let open = |weights: &WeightFiles| cache.open(weights, config_json, compute_type).map(Some);
+    load(files, &Device::Cpu, open, build)
 }
 
 /// Checks that `files` do not contain the config of an adapter ([`ADAPTER`]).
@@ -122,7 +110,7 @@ pub(crate) fn model_with_cache<M>(
 /// # Errors
 /// [`Error::Unsupported`] if they do; [`Error::Io`] or [`Error::Json`] if the config cannot be read
 /// or parsed.
-pub(crate) fn refuse_adapter(files: &ModelFiles) -> Result<()> {
+pub(crate) fn refuse_adapter(files: &ModelFolder) -> Result<()> {
     match files.json::<serde_json::Value>(ADAPTER)? {
         None => Ok(()),
         Some(adapter) => {
@@ -136,28 +124,43 @@ pub(crate) fn refuse_adapter(files: &ModelFiles) -> Result<()> {
 
 /// Builds a model from the weights in `files`.
 pub(crate) fn model<M>(
-    files: &ModelFiles,
+    files: &ModelFolder,
     device: &Device,
-    build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+    build: impl FnOnce(&WeightFiles, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+) -> Result<(M, LoadReport)> {
+    load(files, device, |_| Ok(None), build)
+}
+
+fn load<M>(
+    files: &ModelFolder,
+    device: &Device,
+    open_cache: impl FnOnce(&WeightFiles) -> Result<Option<OpenCache>>,
+    build: impl FnOnce(&WeightFiles, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
     refuse_adapter(files)?;
-    let weights = Arc::new(Weights::open(files)?);
-    checked(&weights, &Checkpoint::new(weights.clone()), device, build)
+    let weights = Arc::new(WeightFiles::open(files)?);
+    let cache = open_cache(&weights)?.map(Arc::new);
+    let checkpoint = Checkpoint::new(weights.clone(), cache.clone());
+    let loaded = checked(&weights, &checkpoint, device, build)?;
+    if let Some(cache) = cache {
+        cache.save();
+    }
+    Ok(loaded)
 }
 
 /// Builds a model, and returns it if the report is complete. The model can then be used from any
 /// thread.
 fn checked<M>(
-    weights: &Weights,
+    weights: &WeightFiles,
     checkpoint: &Checkpoint,
     device: &Device,
-    build: impl FnOnce(&Weights, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
+    build: impl FnOnce(&WeightFiles, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
-    let (model, report) = PackedWeights::without_scope(|| build(weights, checkpoint))?;
+    let (model, report) = build(weights, checkpoint)?;
     checkpoint.check()?;
     match model {
-        // If tensors are missing or mismatched, the error may stem from their placeholders: return
-        // the report instead.
+        // If tensors are missing or mismatched, the error may stem from them: return the report
+        // instead.
         Err(error) if report.has_all() => Err(error),
         _ if !report.is_complete() => Err(Error::Checkpoint(Box::new(report))),
         model => {

@@ -11,11 +11,11 @@ use std::{
     fs::{self, File},
     io::{self, BufReader, BufWriter, Read, Seek, Write},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use memmap2::Mmap;
-use ops::{ComputeType, Isa, PackedArray, PackedWeights, SharedBytes};
+use ops::{ComputeType, Isa, PackedArray, SharedBytes};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ use super::{
     files::Opened,
     huggingface_home, path_variable,
     save::{temporary, temporary_with_prefix},
-    weights::Weights,
+    weights::WeightFiles,
 };
 use crate::{Error, Result};
 
@@ -254,7 +254,7 @@ impl PackedCache {
     /// instructions that this machine lacks.
     pub(super) fn open(
         &self,
-        weights: &Weights,
+        weights: &WeightFiles,
         config_json: &[u8],
         compute_type: ComputeType,
     ) -> Result<OpenCache> {
@@ -285,22 +285,34 @@ impl PackedCache {
             }
             BTreeMap::new()
         });
-        let packed = Arc::new(PackedWeights::new(stored));
         let (min_bytes, warnings) = (self.min_bytes, self.warnings.clone());
-        Ok(OpenCache { path, metadata, packed, min_bytes, warnings })
+        Ok(OpenCache { path, metadata, stored, packed: Mutex::default(), min_bytes, warnings })
     }
 }
 
 /// The packed weights of a checkpoint while a model is being loaded.
-pub(super) struct OpenCache {
+pub(crate) struct OpenCache {
     path: PathBuf,
     metadata: Metadata,
-    pub(super) packed: Arc<PackedWeights>,
+    /// The arrays of the file.
+    stored: BTreeMap<String, SharedBytes>,
+    /// The arrays of modules that the file lacks.
+    packed: Mutex<BTreeMap<String, Arc<dyn PackedArray>>>,
     min_bytes: usize,
     warnings: Warnings,
 }
 
 impl OpenCache {
+    /// An array of the file.
+    pub(super) fn stored(&self, name: &str) -> Option<SharedBytes> {
+        self.stored.get(name).cloned()
+    }
+
+    /// Adds an array to the file that [`Self::save`] writes.
+    pub(super) fn keep(&self, name: String, array: Arc<dyn PackedArray>) {
+        self.packed.lock().unwrap_or_else(PoisonError::into_inner).insert(name, array);
+    }
+
     /// Writes the weights that were packed, if any, with those of the previous file. A file that
     /// cannot be written causes a warning.
     pub(super) fn save(&self) {
@@ -314,10 +326,9 @@ impl OpenCache {
     }
 
     fn write(&self) -> io::Result<()> {
-        let new = self.packed.packed();
-        let stored = self.packed.stored().iter();
+        let new = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut arrays: BTreeMap<&str, &dyn PackedArray> =
-            stored.map(|(name, array)| (name.as_str(), array as _)).collect();
+            self.stored.iter().map(|(name, array)| (name.as_str(), array as _)).collect();
         arrays.extend(new.iter().map(|(name, array)| (name.as_str(), &**array)));
         let mut sizes: Vec<(&str, usize)> =
             arrays.iter().map(|(name, array)| (*name, array.size())).collect();

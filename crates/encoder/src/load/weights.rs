@@ -12,7 +12,9 @@ use serde::Deserialize;
 
 use super::{
     WEIGHTS,
-    files::{ModelFiles, Opened, parse_json},
+    files::Opened,
+    folder::ModelFolder,
+    json::Json,
     packed_cache, pickle,
     tensor_info::{TensorInfo, TensorInfos},
 };
@@ -26,7 +28,7 @@ const FILES: [&str; 4] =
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The tensors of a checkpoint, in one file or several.
-pub(crate) struct Weights {
+pub(crate) struct WeightFiles {
     path: String,
     shards: Vec<Shard>,
     /// For each tensor, the position of its shard in `shards`.
@@ -46,7 +48,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-impl Weights {
+impl WeightFiles {
     /// Opens the weights among `files` and reads their headers.
     ///
     /// # Errors
@@ -56,16 +58,16 @@ impl Weights {
     ///   an invalid file
     /// - [`Error::Json`], [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for
     ///   an invalid index
-    /// - the errors of a download, listed at [`ModelFiles::need`]
-    pub(crate) fn open(files: &ModelFiles) -> Result<Self> {
+    /// - the errors of a download, listed at [`ModelFiles::need`](crate::ModelFiles::need)
+    pub(crate) fn open(files: &ModelFolder) -> Result<Self> {
         let mut names: Vec<&str> = FILES.to_vec();
         if let Some(named) = files.weights() {
             names = vec![named];
         }
         for name in names {
             if name.ends_with(".json") {
-                if let Some(json) = files.read(name)? {
-                    return Self::from_index(files, name, &json);
+                if let Some(json) = files.json_file(name)? {
+                    return Self::from_index(files, &json);
                 }
             } else if let Some(file) = files.open(name)? {
                 let path = files.path(name);
@@ -75,9 +77,9 @@ impl Weights {
         Err(files.no_file(files.weights().unwrap_or(WEIGHTS), "the model's weights"))
     }
 
-    fn from_index(files: &ModelFiles, name: &str, json: &[u8]) -> Result<Self> {
-        let path = files.path(name);
-        let Index { weight_map } = parse_json(json, &path)?;
+    fn from_index(files: &ModelFolder, json: &Json) -> Result<Self> {
+        let path = json.path().to_string();
+        let Index { weight_map } = json.to()?;
         let names: BTreeSet<&String> = weight_map.values().collect();
         let shards = names.into_iter().map(|name| {
             if name.contains(['/', '\\', ':']) || [".", "..", ""].contains(&name.as_str()) {
@@ -264,7 +266,10 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::load::{checkpoint::Checkpoint, names::Naming};
+    use crate::{
+        ModelFiles,
+        load::{checkpoint::Checkpoint, names::Naming},
+    };
 
     /// A safetensors file with this header and `data` zero bytes of data.
     fn file(header: &str, data: usize) -> Vec<u8> {
@@ -293,12 +298,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(WEIGHTS);
         fs::write(&path, file(&X.replace('x', "a.x"), 16)).unwrap();
-        let checkpoint = Checkpoint::new(Weights::open(&ModelFiles::dir(dir.path())?)?.into());
-        let vb = checkpoint.model(Naming::identity(), DType::F32, &Device::Cpu);
-        assert_eq!(vb.get(4, "a.x")?.to_vec1::<f32>()?, [0.0; 4]);
+        let files = ModelFolder::new(&ModelFiles::dir(dir.path())?);
+        let checkpoint = Checkpoint::new(WeightFiles::open(&files)?.into(), None);
+        let weights = checkpoint.model(Naming::identity(), DType::F32, &Device::Cpu);
+        assert_eq!(weights.get(4, "a.x")?.unwrap().to_vec1::<f32>()?, [0.0; 4]);
         checkpoint.check()?;
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(80).unwrap();
-        vb.get(4, "a.x")?; // returns a placeholder; `check` returns the error
+        assert!(weights.get(4, "a.x")?.is_err()); // `check` returns the error
         let error = checkpoint.check().unwrap_err().to_string();
         let expected = "model.safetensors cannot be read: failed to fill whole buffer";
         assert!(error.ends_with(expected), "{error}");

@@ -9,7 +9,7 @@ use crate::{
     Activation, BertConfig, HeadConfig,
     load::{
         DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
-        Names, PROJECTION, SQUARE, TWO_OUTPUTS, UP, parse_json,
+        Names, PROJECTION, SQUARE, TWO_OUTPUTS, UP,
     },
     models::{architecture::Architecture, common_keys::refuse},
 };
@@ -17,15 +17,15 @@ use crate::{
 pub(crate) static ALBERT: Architecture = Architecture {
     name: "ALBERT",
     model_types: &[("albert", "AlbertTokenizer")],
-    config: |json, path| {
-        let config: BertConfig = parse_json(json, path)?; // the keys that ALBERT shares with BERT
-        let keys: Keys = parse_json(json, path)?;
+    config: |json| {
+        let config: BertConfig = json.to()?; // the keys that ALBERT shares with BERT
+        let keys: Keys = json.to()?;
         for (key, groups) in [
             ("num_hidden_groups", keys.num_hidden_groups),
             ("inner_group_num", keys.inner_group_num),
         ] {
             if let Some(groups) = groups.filter(|&groups| groups != 1) {
-                return refuse(path, key, "1", &groups.to_string());
+                return refuse(json.path(), key, "1", &groups.to_string());
             }
         }
         let activation = keys.hidden_act.unwrap_or(Activation::GeluTanh);

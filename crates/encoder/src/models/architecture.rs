@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use crate::{
     EncoderConfig, Result,
-    load::Names,
+    load::{Json, Names},
     models::{
         HeadConfig, albert::ALBERT, bert::BERT, common_keys::refuse, deberta::DEBERTA,
         distilbert::DISTILBERT, electra::ELECTRA, gte::GTE, jina_bert::JINA_BERT,
@@ -28,8 +28,8 @@ static ARCHITECTURES: [&Architecture; 10] = [
     &DEBERTA,
 ];
 
-/// Reads a `config.json`; the path names the file in errors.
-type ReadConfig = fn(&[u8], &str) -> Result<(EncoderConfig, HeadConfig)>;
+/// Reads a `config.json`.
+type ReadConfig = fn(&Json) -> Result<(EncoderConfig, HeadConfig)>;
 
 /// An encoder architecture.
 #[derive(Debug)]

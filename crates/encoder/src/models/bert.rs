@@ -2,18 +2,15 @@
 
 use crate::{
     BertConfig,
-    load::{
-        DOWN, LABELS, NORM, Names, POSITIONS, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
-        parse_json,
-    },
+    load::{DOWN, LABELS, NORM, Names, POSITIONS, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
     models::architecture::Architecture,
 };
 
 pub(crate) static BERT: Architecture = Architecture {
     name: "BERT",
     model_types: &[("bert", "BertTokenizer")],
-    config: |json, path| {
-        let config: BertConfig = parse_json(json, path)?;
+    config: |json| {
+        let config: BertConfig = json.to()?;
         Ok((config.encoder_config(), config.head_config()))
     },
     accepted: Architecture::NOTHING,

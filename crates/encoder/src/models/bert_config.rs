@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Activation, EncoderConfig, HeadConfig, Result,
-    load::parse_json,
+    load::Json,
     models::{
         bert::BERT,
         common_keys::{CommonKeys, refuse},
@@ -157,14 +157,19 @@ impl BertConfig {
     /// [`crate::Error::Unsupported`] for a setting that is not implemented; the errors of
     /// [`Self::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let keys: ModelType = parse_json(json, path)?;
+        Self::read(&Json::new(json.to_vec(), path))
+    }
+
+    /// [`Self::from_json`] for a parsed file.
+    pub(crate) fn read(json: &Json) -> Result<Self> {
+        let (keys, path): (ModelType, _) = (json.to()?, json.path());
         let model_type = keys.name(path)?;
         if model_type != "bert" {
             return refuse(path, "model_type", "\"bert\"", model_type);
         }
-        let keys: CommonKeys = parse_json(json, path)?;
+        let keys: CommonKeys = json.to()?;
         keys.check(path, &BERT.accepted)?;
-        let config: Self = parse_json(json, path)?;
+        let config: Self = json.to()?;
         config.check()?;
         Ok(config)
     }

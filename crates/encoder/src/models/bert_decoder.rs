@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use candle_core::{Device, Module, Tensor};
-use candle_nn::VarBuilder;
 use mha::{KvCache, Memory};
+use ops::Weights;
 
 use crate::{
     BertConfig, DecoderLayer, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles, Result,
-    load::{self, CONFIG, Naming, config_json},
+    load::{self, CONFIG, ModelFolder, Naming},
     models::{bert, common_keys::refuse, lm_head::LmHead},
     text::packing::{as_u32, tables},
 };
@@ -129,27 +129,30 @@ impl DecoderMemory {
 }
 
 impl BertDecoder {
-    /// Builds the decoder from `embeddings`, `decoder.layer.{i}` and `lm_head` in `vb`, with this
-    /// crate's tensor names. The decoder has cross-attention if the config's `add_cross_attention`
-    /// is true, or if it is `None` and `vb` has the tensors of cross-attention.
+    /// Builds the decoder from `embeddings`, `decoder.layer.{i}` and `lm_head` in `weights`, with
+    /// this crate's tensor names. The decoder has cross-attention if the config's
+    /// `add_cross_attention` is true, or if it is `None` and `weights` have the tensors of
+    /// cross-attention.
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// [`Error::Value`], [`Error::Unsupported`] or [`Error::Attention`] for an invalid config.
-    pub fn new(config: &BertConfig, vb: VarBuilder) -> Result<Self> {
+    /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
+    /// shape; [`Error::Value`], [`Error::Unsupported`] or [`Error::Attention`] for an invalid
+    /// config.
+    pub fn new<'a>(config: &BertConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let weights = weights.into();
         let encoder_config = config.encoder_config();
         encoder_config.check()?;
-        let stack = vb.pp("decoder").pp("layer");
+        let stack = weights.pp("decoder").pp("layer");
         let has_tensors = || stack.pp(0).contains_tensor("cross_attention.query.weight");
         let cross = config.add_cross_attention.unwrap_or_else(has_tensors);
         let layers = (0..config.num_hidden_layers)
             .map(|i| DecoderLayer::new(&encoder_config, cross, stack.pp(i)));
-        let embeddings = InputEmbeddings::new(&encoder_config, vb.pp("embeddings"))?;
+        let embeddings = InputEmbeddings::new(&encoder_config, weights.pp("embeddings"))?;
         Ok(Self {
             config: config.clone(),
             layers: layers.collect::<Result<_>>()?,
-            lm_head: LmHead::new(&config.into(), &embeddings.words()?, vb.pp("lm_head"))?,
-            device: vb.device().clone(),
+            lm_head: LmHead::new(&config.into(), embeddings.words()?, weights.pp("lm_head"))?,
+            device: weights.device().clone(),
             embeddings,
         })
     }
@@ -168,9 +171,14 @@ impl BertDecoder {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::load(&ModelFolder::new(files), options)
+    }
+
+    /// [`Self::from_files`] for files of which some are already read.
+    pub(crate) fn load(files: &ModelFolder, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         let device = &options.device;
         let (dtype, compute_type) = options.precision.on(device)?;
-        let config = BertConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+        let config = BertConfig::read(&*files.config()?)?;
         let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {
             let expected = "true (use EncoderModel for encoders)";

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     Error, Result,
-    load::parse_json,
+    load::Json,
     models::architecture::{Accepted, Architecture},
 };
 
@@ -46,9 +46,9 @@ pub(super) struct CommonKeys {
 /// # Errors
 /// [`Error::Unsupported`] for a key that is not implemented; [`Error::Json`] for a key of the wrong
 /// type.
-pub(crate) fn check_top_level(json: &[u8], path: &str) -> Result<()> {
-    let keys: CommonKeys = parse_json(json, path)?;
-    keys.check(path, &Architecture::NOTHING)
+pub(crate) fn check_top_level(json: &Json) -> Result<()> {
+    let keys: CommonKeys = json.to()?;
+    keys.check(json.path(), &Architecture::NOTHING)
 }
 
 impl CommonKeys {
@@ -137,12 +137,8 @@ impl CommonKeys {
 ///
 /// # Errors
 /// [`Error::Unsupported`] for another value; [`Error::Json`] for invalid JSON.
-pub(super) fn expect_values(
-    json: &[u8],
-    path: &str,
-    expected: &[(&'static str, &'static str)],
-) -> Result<()> {
-    let keys: serde_json::Map<String, Value> = parse_json(json, path)?;
+pub(super) fn expect_values(json: &Json, expected: &[(&'static str, &'static str)]) -> Result<()> {
+    let keys: serde_json::Map<String, Value> = json.to()?;
     for &(key, expected) in expected {
         let Some(got) = keys.get(key).filter(|got| !got.is_null()) else { continue };
         let is_equal = match (got.as_f64(), expected.parse::<f64>()) {
@@ -150,7 +146,7 @@ pub(super) fn expect_values(
             _ => serde_json::from_str(expected).is_ok_and(|value: Value| *got == value),
         };
         if !is_equal {
-            return refuse(path, key, expected, &got.to_string());
+            return refuse(json.path(), key, expected, &got.to_string());
         }
     }
     Ok(())
@@ -161,14 +157,10 @@ pub(super) fn expect_values(
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a missing key; [`Error::Json`] for invalid JSON.
-pub(super) fn require_keys(
-    json: &[u8],
-    path: &str,
-    expected: &[(&'static str, &'static str)],
-) -> Result<()> {
-    let keys: Value = parse_json(json, path)?;
+pub(super) fn require_keys(json: &Json, expected: &[(&'static str, &'static str)]) -> Result<()> {
+    let keys: Value = json.to()?;
     match expected.iter().find(|(key, _)| keys[key].is_null()) {
-        Some((key, expected)) => refuse(path, key, expected, "null"),
+        Some((key, expected)) => refuse(json.path(), key, expected, "null"),
         None => Ok(()),
     }
 }
@@ -179,12 +171,8 @@ pub(super) fn require_keys(
 ///
 /// # Errors
 /// [`Error::Json`] for invalid JSON.
-pub(super) fn with_renamed_keys(
-    json: &[u8],
-    path: &str,
-    names: &[(&str, &str)],
-) -> Result<Vec<u8>> {
-    let mut keys: serde_json::Map<String, Value> = parse_json(json, path)?;
+pub(super) fn with_renamed_keys(json: &Json, names: &[(&str, &str)]) -> Result<Json> {
+    let mut keys: serde_json::Map<String, Value> = json.to()?;
     for (alternative, name) in names {
         if keys.get(*name).is_none_or(Value::is_null)
             && let Some(value) = keys.get(*alternative).cloned()
@@ -192,7 +180,7 @@ pub(super) fn with_renamed_keys(
             keys.insert(name.to_string(), value);
         }
     }
-    Ok(Value::Object(keys).to_string().into_bytes())
+    Ok(Json::from_value(Value::Object(keys), json.path()))
 }
 
 /// [`Error::Unsupported`] for the value `got` of a key in the file at `path`.

@@ -9,16 +9,14 @@ use serde_json::Value;
 
 use crate::{
     Activation, BertConfig, DisentangledConfig, EncoderConfig, HeadConfig, Positions, Result,
-    load::{
-        DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json,
-    },
+    load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
     models::{architecture::Architecture, common_keys::refuse},
 };
 
 pub(crate) static DEBERTA: Architecture = Architecture {
     name: "DeBERTa",
     model_types: &[("deberta-v2", "DebertaV2Tokenizer")],
-    config: |json, path| parse_json::<Keys>(json, path)?.config(&parse_json(json, path)?, path),
+    config: |json| json.to::<Keys>()?.config(&json.to()?, json.path()),
     accepted: Architecture::NOTHING,
     names: &[NAMES, NAMES_OF_V3],
 };

@@ -6,15 +6,15 @@ use serde::Deserialize;
 
 use crate::{
     Activation, EncoderConfig, HeadConfig,
-    load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, UP, VOCAB, parse_json},
+    load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, UP, VOCAB},
     models::{architecture::Architecture, common_keys::with_renamed_keys},
 };
 
 pub(crate) static DISTILBERT: Architecture = Architecture {
     name: "DistilBERT",
     model_types: &[("distilbert", "BertTokenizer")],
-    config: |json, path| {
-        let keys: Keys = parse_json(&with_renamed_keys(json, path, OWN_NAMES)?, path)?;
+    config: |json| {
+        let keys: Keys = with_renamed_keys(json, OWN_NAMES)?.to()?;
         let mut encoder = EncoderConfig::new(
             keys.vocab_size,
             keys.hidden_size,

@@ -9,7 +9,7 @@ use crate::{
     Activation, BertConfig, HeadConfig,
     load::{
         LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, Names,
-        PROJECTION, SQUARE, TWO_OUTPUTS, parse_json,
+        PROJECTION, SQUARE, TWO_OUTPUTS,
     },
     models::{architecture::Architecture, bert},
 };
@@ -17,9 +17,9 @@ use crate::{
 pub(crate) static ELECTRA: Architecture = Architecture {
     name: "ELECTRA",
     model_types: &[("electra", "BertTokenizer")],
-    config: |json, path| {
-        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and one more
-        let EmbeddingSize { embedding_size } = parse_json(json, path)?;
+    config: |json| {
+        let config: BertConfig = json.to()?; // the keys are BERT's, and one more
+        let EmbeddingSize { embedding_size } = json.to()?;
         let mut encoder = config.encoder_config();
         encoder.embeddings.embedding_size =
             embedding_size.or(Some(128)).filter(|&width| width != config.hidden_size);

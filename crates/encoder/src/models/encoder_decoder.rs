@@ -10,12 +10,12 @@ use std::{
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights};
-use ops::Linear;
+use ops::{Linear, Weights};
 
 use crate::{
     BertDecoder, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, EncoderModel, Error,
     GenerateConfig, LoadOptions, LoadReport, ModelFiles, Result,
-    load::{self, CONFIG, Naming, WEIGHTS, config_json},
+    load::{self, CONFIG, ModelFolder, Naming, WEIGHTS},
     models::{encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
 };
 
@@ -57,17 +57,18 @@ impl EncoderDecoder {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::new`] and [`BertDecoder::new`].
-    pub fn new(
+    pub fn new<'a>(
         config: &EncoderDecoderConfig,
-        encoder: VarBuilder,
-        decoder: VarBuilder,
+        encoder: impl Into<Weights<'a>>,
+        decoder: impl Into<Weights<'a>>,
     ) -> Result<Self> {
+        let (encoder, decoder) = (encoder.into(), decoder.into());
         let (from, to) = (config.encoder.hidden_size, config.decoder.hidden_size);
         let memory_projection = match from == to {
             true => None,
             false => {
-                let vb = decoder.pp("memory_projection");
-                Some(Linear::load(config.decoder.compute_type, from, to, true, vb)?)
+                let weights = decoder.pp("memory_projection");
+                Some(Linear::load(config.decoder.compute_type, from, to, true, weights)?)
             }
         };
         let encoder_config = config.encoder.encoder_config();
@@ -93,18 +94,22 @@ impl EncoderDecoder {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        Self::load(&ModelFolder::new(files), options)
+    }
+
+    /// [`Self::from_files`] for files of which some are already read.
+    pub(crate) fn load(files: &ModelFolder, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         let device = &options.device;
         let (dtype, compute_type) = options.precision.on(device)?;
-        let mut config =
-            EncoderDecoderConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+        let mut config = EncoderDecoderConfig::read(&*files.config()?)?;
         (config.encoder.compute_type, config.decoder.compute_type) = (compute_type, compute_type);
         if let Some(ids) = files.json::<GenerationIds>(GENERATION)? {
             ids.replace(&mut config, &files.path(GENERATION))?;
         }
         load::model(files, device, |weights, checkpoint| {
             let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
-            let vb = |naming| checkpoint.model(naming, dtype, device);
-            let [encoder, decoder] = models.clone().map(vb);
+            let weights = |naming| checkpoint.model(naming, dtype, device);
+            let [encoder, decoder] = models.clone().map(weights);
             let model = Self::new(&config, encoder, decoder);
             Ok((model, checkpoint.report(&models)))
         })

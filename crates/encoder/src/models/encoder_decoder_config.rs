@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::{
     BertConfig, Result,
-    load::{parse_json, parse_value},
+    load::{Json, parse_value},
     models::common_keys::{check_top_level, refuse},
 };
 
@@ -70,7 +70,12 @@ impl EncoderDecoderConfig {
     /// encoder with `is_decoder`, for a decoder without `is_decoder`, and if `decoder.is_causal` is
     /// set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let mut value: Value = parse_json(json, path)?;
+        Self::read(&Json::new(json.to_vec(), path))
+    }
+
+    /// [`Self::from_json`] for a parsed file.
+    pub(crate) fn read(json: &Json) -> Result<Self> {
+        let (mut value, path): (Value, _) = (json.to()?, json.path());
         if let Value::Object(members) = &mut value {
             members.retain(|_, value| !value.is_null()); // null means the default
         }
@@ -78,7 +83,7 @@ impl EncoderDecoderConfig {
         if got != "encoder-decoder" {
             return refuse(path, "model_type", "\"encoder-decoder\"", &got);
         }
-        check_top_level(json, path)?;
+        check_top_level(json)?;
         for key in ["eos_token_id", "decoder_start_token_id"] {
             if let Some(id) = token_id(key, &value[key], path)? {
                 value[key] = id.into();
@@ -86,8 +91,7 @@ impl EncoderDecoderConfig {
         }
         let mut config: Self = parse_value(value.clone(), path)?;
         for part in ["encoder", "decoder"] {
-            let json = value[part].to_string();
-            BertConfig::from_json(json.as_bytes(), &format!("{path}, {part}"))?;
+            BertConfig::read(&Json::from_value(value[part].clone(), format!("{path}, {part}")))?;
         }
         for (part, key, is_decoder) in [
             (&config.encoder, "encoder.is_decoder", false),

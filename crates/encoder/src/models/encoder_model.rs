@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::VarBuilder;
 use mha::{AttentionMask, HeadWeights};
-use ops::{CudaGraphCache, Linear};
+use ops::{CudaGraphCache, Linear, Loaded, Weights};
 
 use crate::{
     Encoder, EncoderConfig, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles,
     PackedBatch, Result, SequencePooling,
+    load::ModelFolder,
     models::load_encoder::load_encoder,
     text::packing::{as_u32, scatter, tables},
 };
@@ -70,28 +70,33 @@ pub struct EncoderStates {
 }
 
 impl EncoderModel {
-    /// Builds the model from `embeddings` and `encoder` in `vb`, and from `pooler` if
-    /// `add_pooling_layer` is true. The tensors in `vb` have this crate's names, which
+    /// Builds the model from `embeddings` and `encoder` in `weights`, and from `pooler` if
+    /// `add_pooling_layer` is true. The tensors in `weights` have this crate's names, which
     /// [`Self::from_dir`] maps to the names in a checkpoint. A model that was trained with a
     /// [`candle_nn::VarMap`] is saved by [`VarMap::save`](candle_nn::VarMap::save), and loaded by
     /// this method from [`VarBuilder::from_mmaped_safetensors`] with the same config.
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if `vb` lacks a tensor or has it in another shape;
-    /// the errors of [`EncoderConfig::check`].
-    pub fn new(config: &EncoderConfig, add_pooling_layer: bool, vb: VarBuilder) -> Result<Self> {
+    /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
+    /// shape; the errors of [`EncoderConfig::check`].
+    pub fn new<'a>(
+        config: &EncoderConfig,
+        add_pooling_layer: bool,
+        weights: impl Into<Weights<'a>>,
+    ) -> Result<Self> {
+        let weights = weights.into();
         config.check()?;
         let e = config.hidden_size;
         let pooler = match add_pooling_layer {
-            true => Some(Linear::load(config.compute_type, e, e, true, vb.pp("pooler"))?),
+            true => Some(Linear::load(config.compute_type, e, e, true, weights.pp("pooler"))?),
             false => None,
         };
         Ok(Self {
             config: config.clone(),
-            embeddings: InputEmbeddings::new(config, vb.pp("embeddings"))?,
-            encoder: Encoder::new(config, vb.pp("encoder"))?,
+            embeddings: InputEmbeddings::new(config, weights.pp("embeddings"))?,
+            encoder: Encoder::new(config, weights.pp("encoder"))?,
             pooler,
-            device: vb.device().clone(),
+            device: weights.device().clone(),
             graphs: CudaGraphCache::default(),
         })
     }
@@ -120,8 +125,13 @@ impl EncoderModel {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<(Self, LoadReport)> {
-        load_encoder(files, options, |config, _, vb| {
-            Self::new(&config.encoder, has_pooler(&vb), vb)
+        Self::load(&ModelFolder::new(files), options)
+    }
+
+    /// [`Self::from_files`] for files of which some are already read.
+    pub(crate) fn load(files: &ModelFolder, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        load_encoder(files, options, |config, _, weights| {
+            Self::new(&config.encoder, has_pooler(&weights), weights)
         })
     }
 
@@ -281,7 +291,7 @@ impl EncoderModel {
     }
 
     /// The word embeddings, `(vocab_size, W)`, where W is `embedding_size`.
-    pub(crate) fn words(&self) -> Result<Tensor> {
+    pub(crate) fn words(&self) -> Result<Loaded<Tensor>> {
         self.embeddings.words()
     }
 
@@ -379,10 +389,10 @@ pub(crate) fn no_rows(width: usize, dtype: DType, device: &Device) -> candle_cor
     Tensor::zeros((1, width), dtype, device)?.narrow(0, 0, 0)
 }
 
-/// Whether `vb` has the pooler's weight or bias. If it has only one of them, loading reports the
-/// other as missing.
-pub(crate) fn has_pooler(vb: &VarBuilder) -> bool {
-    ["pooler.weight", "pooler.bias"].iter().any(|name| vb.contains_tensor(name))
+/// Whether `weights` have the pooler's weight or bias. If they have only one of them, loading reports
+/// the other as missing.
+pub(crate) fn has_pooler(weights: &Weights) -> bool {
+    ["pooler.weight", "pooler.bias"].iter().any(|name| weights.contains_tensor(name))
 }
 
 /// The input of [`EncoderModel::forward`]: padded sequences.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     Activation, BertConfig, FeedForwardKind,
-    load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
+    load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
     models::{architecture::Architecture, common_keys::expect_values, rope::RopeKeys},
 };
 
@@ -15,20 +15,21 @@ pub(crate) static GTE: Architecture = Architecture {
     name: "GTE",
     // `new` is the type of the first checkpoints, which transformers loads by custom code.
     model_types: &[("new", "PreTrainedTokenizer"), ("gte", "XLMRobertaTokenizer")],
-    config: |json, path| {
-        expect_values(json, path, SETTINGS)?;
-        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and some more
-        let Keys { model_type, type_vocab_size } = parse_json(json, path)?;
+    config: |json| {
+        expect_values(json, SETTINGS)?;
+        let config: BertConfig = json.to()?; // the keys are BERT's, and some more
+        let Keys { model_type, type_vocab_size } = json.to()?;
         // The published code and transformers differ in the default of `rope_theta`, and in the
         // activation of the language model head.
         let is_published = model_type == "new";
-        let rope: RopeKeys = parse_json(json, path)?;
+        let rope: RopeKeys = json.to()?;
         let mut encoder = config.encoder_config();
         let types = type_vocab_size.unwrap_or(1);
         encoder.embeddings.type_vocab_size = (types > 0).then_some(types);
         encoder.feed_forward.kind = FeedForwardKind::Gated;
         encoder.feed_forward.intermediate_bias = false;
-        rope.apply(path, if is_published { 10_000.0 } else { 160_000.0 }, &mut encoder)?;
+        let theta = if is_published { 10_000.0 } else { 160_000.0 };
+        rope.apply(json.path(), theta, &mut encoder)?;
         let mut heads = config.head_config();
         if !is_published {
             heads.lm_activation = Activation::Gelu; // `GteLMHead` ignores `hidden_act`

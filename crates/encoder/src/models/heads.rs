@@ -5,14 +5,14 @@
 use std::path::Path;
 
 use candle_core::{D, Module, Tensor};
-use candle_nn::VarBuilder;
 use mha::AttentionMask;
-use ops::Linear;
+use ops::{Linear, Weights};
 
 use crate::{
     Activation, EncoderModel, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,
     PackedBatch, Result, SequencePooling,
     block::Norm,
+    load::ModelFolder,
     models::{
         encoder_model::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder,
     },
@@ -44,7 +44,15 @@ macro_rules! loaders {
                 files: &ModelFiles,
                 options: &LoadOptions,
             ) -> Result<(Self, LoadReport)> {
-                let build: fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<Self> = $build;
+                Self::load(&ModelFolder::new(files), options)
+            }
+
+            /// [`Self::from_files`] for files of which some are already read.
+            pub(crate) fn load(
+                files: &ModelFolder,
+                options: &LoadOptions,
+            ) -> Result<(Self, LoadReport)> {
+                let build: fn(&ModelConfig, &ReadLabels, Weights) -> Result<Self> = $build;
                 load_encoder(files, options, build)
             }
 
@@ -56,11 +64,19 @@ macro_rules! loaders {
     };
 }
 
-loaders!(EncoderForMaskedLm, |config, _, vb| Self::new(config, vb));
-loaders!(EncoderForNextSentencePrediction, |config, _, vb| Self::new(config, vb));
-loaders!(EncoderForSequenceClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
-loaders!(EncoderForTokenClassification, |config, labels, vb| Self::new(config, &labels()?, vb));
-loaders!(EncoderForQuestionAnswering, |config, _, vb| Self::new(config, vb));
+loaders!(EncoderForMaskedLm, |config, _, weights| Self::new(config, weights));
+loaders!(EncoderForNextSentencePrediction, |config, _, weights| Self::new(config, weights));
+loaders!(EncoderForSequenceClassification, |config, labels, weights| Self::new(
+    config,
+    &labels()?,
+    weights
+));
+loaders!(EncoderForTokenClassification, |config, labels, weights| Self::new(
+    config,
+    &labels()?,
+    weights
+));
+loaders!(EncoderForQuestionAnswering, |config, _, weights| Self::new(config, weights));
 
 /// Predicts masked tokens.
 ///
@@ -87,16 +103,17 @@ pub struct EncoderForMaskedLm {
 }
 
 impl EncoderForMaskedLm {
-    /// Builds the model from `vb`, with this crate's tensor names. The head's output matrix is the
-    /// word embeddings, unless `tie_word_embeddings` is false or `vb` has a different matrix
-    /// `lm_head.decoder.weight`.
+    /// Builds the model from `weights`, with this crate's tensor names. The head's output matrix is
+    /// the word embeddings, unless `tie_word_embeddings` is false or `weights` have a different
+    /// matrix `lm_head.decoder.weight`.
     ///
     /// # Errors
     /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`]
-    /// if `vb` lacks a tensor of the head or has it in another shape.
-    pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
-        let encoder = EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?;
-        let head = LmHead::new(config, &encoder.words()?, vb.pp("lm_head"))?;
+    /// if `weights` lack a tensor of the head or have it in another shape.
+    pub fn new<'a>(config: &ModelConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let weights = weights.into();
+        let encoder = EncoderModel::new(&config.encoder, has_pooler(&weights), weights.clone())?;
+        let head = LmHead::new(config, encoder.words()?, weights.pp("lm_head"))?;
         Ok(Self { encoder, head })
     }
 
@@ -148,17 +165,18 @@ pub struct EncoderForNextSentencePrediction {
 }
 
 impl EncoderForNextSentencePrediction {
-    /// Builds the model from `vb`, with this crate's tensor names.
+    /// Builds the model from `weights`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
-    /// the head or has it in another shape.
-    pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `weights` lack a tensor
+    /// of the head or have it in another shape.
+    pub fn new<'a>(config: &ModelConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let weights = weights.into();
         let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {
-            encoder: EncoderModel::new(&config.encoder, false, vb.clone())?,
-            head: DenseHead::new(config, &vb)?,
-            next_sentence: Linear::load(compute_type, e, 2, true, vb.pp("next_sentence"))?,
+            encoder: EncoderModel::new(&config.encoder, false, weights.clone())?,
+            head: DenseHead::new(config, &weights)?,
+            next_sentence: Linear::load(compute_type, e, 2, true, weights.pp("next_sentence"))?,
         })
     }
 
@@ -209,17 +227,22 @@ pub struct EncoderForSequenceClassification {
 }
 
 impl EncoderForSequenceClassification {
-    /// Builds the model from `vb`, with this crate's tensor names.
+    /// Builds the model from `weights`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
-    /// the head or has it in another shape.
-    pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `weights` lack a tensor
+    /// of the head or have it in another shape.
+    pub fn new<'a>(
+        config: &ModelConfig,
+        labels: &Labels,
+        weights: impl Into<Weights<'a>>,
+    ) -> Result<Self> {
+        let weights = weights.into();
         Ok(Self {
-            encoder: EncoderModel::new(&config.encoder, false, vb.clone())?,
-            head: DenseHead::new(config, &vb)?,
+            encoder: EncoderModel::new(&config.encoder, false, weights.clone())?,
+            head: DenseHead::new(config, &weights)?,
             pooling: config.heads.sequence_pooling,
-            classifier: classifier(config, labels, vb.pp("sequence_classifier"))?,
+            classifier: classifier(config, labels, weights.pp("sequence_classifier"))?,
             labels: labels.clone(),
         })
     }
@@ -284,16 +307,21 @@ pub struct EncoderForTokenClassification {
 }
 
 impl EncoderForTokenClassification {
-    /// Builds the model from `vb`, with this crate's tensor names.
+    /// Builds the model from `weights`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
-    /// the head or has it in another shape.
-    pub fn new(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Self> {
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `weights` lack a tensor
+    /// of the head or have it in another shape.
+    pub fn new<'a>(
+        config: &ModelConfig,
+        labels: &Labels,
+        weights: impl Into<Weights<'a>>,
+    ) -> Result<Self> {
+        let weights = weights.into();
         Ok(Self {
-            encoder: EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?,
-            head: DenseHead::of_tokens(config, &vb)?,
-            classifier: classifier(config, labels, vb.pp("token_classifier"))?,
+            encoder: EncoderModel::new(&config.encoder, has_pooler(&weights), weights.clone())?,
+            head: DenseHead::of_tokens(config, &weights)?,
+            classifier: classifier(config, labels, weights.pp("token_classifier"))?,
             labels: labels.clone(),
         })
     }
@@ -373,17 +401,18 @@ pub struct AnswerScores {
 }
 
 impl EncoderForQuestionAnswering {
-    /// Builds the model from `vb`, with this crate's tensor names.
+    /// Builds the model from `weights`, with this crate's tensor names.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `vb` lacks a tensor of
-    /// the head or has it in another shape.
-    pub fn new(config: &ModelConfig, vb: VarBuilder) -> Result<Self> {
+    /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] if `weights` lack a tensor
+    /// of the head or have it in another shape.
+    pub fn new<'a>(config: &ModelConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
+        let weights = weights.into();
         let (e, compute_type) = (config.encoder.hidden_size, config.encoder.compute_type);
         Ok(Self {
-            encoder: EncoderModel::new(&config.encoder, has_pooler(&vb), vb.clone())?,
-            head: DenseHead::of_tokens(config, &vb)?,
-            qa_outputs: Linear::load(compute_type, e, 2, true, vb.pp("qa_outputs"))?,
+            encoder: EncoderModel::new(&config.encoder, has_pooler(&weights), weights.clone())?,
+            head: DenseHead::of_tokens(config, &weights)?,
+            qa_outputs: Linear::load(compute_type, e, 2, true, weights.pp("qa_outputs"))?,
         })
     }
 
@@ -420,9 +449,9 @@ impl EncoderForQuestionAnswering {
     }
 }
 
-fn classifier(config: &ModelConfig, labels: &Labels, vb: VarBuilder) -> Result<Linear> {
+fn classifier(config: &ModelConfig, labels: &Labels, weights: Weights) -> Result<Linear> {
     let (e, n) = (config.encoder.hidden_size, labels.names().len());
-    Ok(Linear::load(config.encoder.compute_type, e, n, true, vb)?)
+    Ok(Linear::load(config.encoder.compute_type, e, n, true, weights)?)
 }
 
 /// `activation(x·Wᵀ + b)`, normalised in some architectures. In BERT, W and b are those of the
@@ -435,15 +464,16 @@ struct DenseHead {
 }
 
 impl DenseHead {
-    /// Builds the head from `sequence_head` and, if it normalises, `sequence_head_norm` in `vb`.
-    fn new(config: &ModelConfig, vb: &VarBuilder) -> Result<Self> {
+    /// Builds the head from `sequence_head` and, if it normalises, `sequence_head_norm` in
+    /// `weights`.
+    fn new(config: &ModelConfig, weights: &Weights) -> Result<Self> {
         let ModelConfig { encoder, heads, .. } = config;
         let (e, bias) = (encoder.hidden_size, heads.dense_bias);
         Ok(Self {
-            dense: Linear::load(encoder.compute_type, e, e, bias, vb.pp("sequence_head"))?,
+            dense: Linear::load(encoder.compute_type, e, e, bias, weights.pp("sequence_head"))?,
             activation: heads.sequence_activation,
             norm: match heads.norm {
-                true => Some(Norm::new(encoder, e, vb.pp("sequence_head_norm"))?),
+                true => Some(Norm::new(encoder, e, weights.pp("sequence_head_norm"))?),
                 false => None,
             },
         })
@@ -451,9 +481,9 @@ impl DenseHead {
 
     /// The dense layer that precedes the token classifier or the question-answering layer; `None`
     /// if the architecture has none.
-    fn of_tokens(config: &ModelConfig, vb: &VarBuilder) -> Result<Option<Self>> {
+    fn of_tokens(config: &ModelConfig, weights: &Weights) -> Result<Option<Self>> {
         match config.heads.token_dense {
-            true => Ok(Some(Self::new(config, vb)?)),
+            true => Ok(Some(Self::new(config, weights)?)),
             false => Ok(None),
         }
     }

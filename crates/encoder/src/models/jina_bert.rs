@@ -9,20 +9,20 @@ use serde::Deserialize;
 
 use crate::{
     Activation, BertConfig, FeedForwardKind, Positions,
-    load::{DOWN, NORM, Names, SQUARE, parse_json},
+    load::{DOWN, NORM, Names, SQUARE},
     models::{architecture::Architecture, bert, common_keys::refuse},
 };
 
 pub(crate) static JINA_BERT: Architecture = Architecture {
     name: "Jina v2",
     model_types: &[("bert", "BertTokenizer")], // with `position_embedding_type: alibi`
-    config: |json, path| {
-        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and some more
-        let Keys { feed_forward_type, auto_map } = parse_json(json, path)?;
+    config: |json| {
+        let config: BertConfig = json.to()?; // the keys are BERT's, and some more
+        let Keys { feed_forward_type, auto_map } = json.to()?;
         let code = auto_map.unwrap_or_default();
         if let Some(got) = code.values().map(ToString::to_string).find(|x| x.contains(NORMALISED)) {
             let expected = "a model without normalised queries and keys";
-            return refuse(path, "auto_map", expected, &got);
+            return refuse(json.path(), "auto_map", expected, &got);
         }
         let mut encoder = config.encoder_config();
         encoder.positions = Positions::Alibi;
@@ -31,7 +31,7 @@ pub(crate) static JINA_BERT: Architecture = Architecture {
             Some("geglu") => Some(Activation::Gelu),
             Some("reglu") => Some(Activation::Relu),
             Some(got) => {
-                return refuse(path, "feed_forward_type", "original, geglu or reglu", got);
+                return refuse(json.path(), "feed_forward_type", "original, geglu or reglu", got);
             }
         };
         if let Some(activation) = gate {

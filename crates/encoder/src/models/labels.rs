@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 
-use crate::{Error, Result, load};
+use crate::{Error, Result, load::Json};
 
 /// The labels of a classifier, in the order of its outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,12 @@ impl Labels {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let config: LabelConfig = load::parse_json(json, path)?;
+        Self::read(&Json::new(json.to_vec(), path))
+    }
+
+    /// [`Self::from_json`] for a parsed file.
+    pub(crate) fn read(json: &Json) -> Result<Self> {
+        let config: LabelConfig = json.to()?;
         let named = config.id2label.filter(|labels| !labels.is_empty());
         let named = named.filter(|labels| config.num_labels.is_none_or(|n| n == labels.len()));
         let Some(labels) = named else {
@@ -76,7 +81,7 @@ impl Labels {
         };
         let name = |id: usize| {
             labels.get(&id.to_string()).map(Name::text).ok_or_else(|| Error::Unsupported {
-                path: path.to_string(),
+                path: json.path().to_string(),
                 key: "id2label",
                 expected: "consecutive ids from 0",
                 got: format!("without id {id}"),

@@ -1,10 +1,9 @@
 //! The head of a language model: from hidden states to logits over the vocabulary.
 
 use candle_core::{Module, Tensor};
-use candle_nn::VarBuilder;
-use ops::Linear;
+use ops::{Linear, Loaded, Weights};
 
-use crate::{Activation, ModelConfig, Result, block::Norm, load::is_placeholder};
+use crate::{Activation, ModelConfig, Result, block::Norm};
 
 /// `LayerNorm(activation(x·Wᵀ + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
 /// W maps to the width of the word embeddings.
@@ -17,51 +16,55 @@ pub(crate) struct LmHead {
 }
 
 impl LmHead {
-    pub(crate) fn new(config: &ModelConfig, words: &Tensor, vb: VarBuilder) -> Result<Self> {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        words: Loaded<Tensor>,
+        weights: Weights,
+    ) -> Result<Self> {
         let ModelConfig { encoder, heads, .. } = config;
         let (e, v, compute_type) = (encoder.hidden_size, encoder.vocab_size, encoder.compute_type);
         let width = encoder.embedding_size();
-        let may_have = |name: &str| !heads.lm_biases_are_optional || vb.contains_tensor(name);
-        let tied = heads.tie_word_embeddings && !has_separate_matrix(&vb, words)?;
+        let may_have = |name: &str| !heads.lm_biases_are_optional || weights.contains_tensor(name);
+        let tied = heads.tie_word_embeddings && !has_separate_matrix(&weights, &words, (v, width))?;
         let decoder = match tied {
             true => {
-                let has_decoder_bias = vb.contains_tensor("decoder.bias");
+                let has_decoder_bias = weights.contains_tensor("decoder.bias");
                 let name = if has_decoder_bias { "decoder.bias" } else { "bias" };
                 let bias = match heads.lm_decoder_bias && may_have(name) {
-                    true => Some(vb.get(v, name)?),
+                    true => Some(weights.get(v, name)?),
                     false => None,
                 };
-                match is_placeholder(words) {
-                    true => candle_nn::Linear::new(words.clone(), bias).into(), // no data to pack
-                    false => Linear::new(compute_type, words.clone(), bias)?,
-                }
+                Linear::from_loaded(compute_type, words, bias)?
             }
             false => {
                 let has_bias = heads.lm_decoder_bias && may_have("decoder.bias");
-                Linear::load(compute_type, width, v, has_bias, vb.pp("decoder"))?
+                Linear::load(compute_type, width, v, has_bias, weights.pp("decoder"))?
             }
         };
         let has_bias = heads.dense_bias && may_have("transform.bias");
         Ok(Self {
-            transform: Linear::load(compute_type, e, width, has_bias, vb.pp("transform"))?,
+            transform: Linear::load(compute_type, e, width, has_bias, weights.pp("transform"))?,
             activation: heads.lm_activation,
-            norm: Norm::new(encoder, width, vb.pp("norm"))?,
+            norm: Norm::new(encoder, width, weights.pp("norm"))?,
             decoder,
         })
     }
 }
 
-/// Whether `vb` has a decoder matrix that differs from the word embeddings. Such a matrix is used
-/// even if the config ties the two. False for placeholders, which have no data.
-fn has_separate_matrix(vb: &VarBuilder, words: &Tensor) -> Result<bool> {
-    if !vb.contains_tensor("decoder.weight") {
+/// Whether `weights` have a decoder matrix that differs from the word embeddings. Such a matrix is
+/// used even if the config ties the two. False if one of them is not loaded.
+fn has_separate_matrix(
+    weights: &Weights,
+    words: &Loaded<Tensor>,
+    shape: (usize, usize),
+) -> Result<bool> {
+    if !weights.contains_tensor("decoder.weight") {
         return Ok(false);
     }
-    let matrix = vb.get(words.shape(), "decoder.weight")?;
-    if is_placeholder(&matrix) || is_placeholder(words) {
-        return Ok(false);
+    match (weights.get(shape, "decoder.weight")?, words) {
+        (Ok(matrix), Ok(words)) => Ok(matrix.ne(words)?.max_all()?.to_scalar::<u8>()? > 0),
+        _ => Ok(false),
     }
-    Ok(matrix.ne(words)?.max_all()?.to_scalar::<u8>()? > 0)
 }
 
 impl Module for LmHead {

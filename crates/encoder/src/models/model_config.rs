@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::{
     Activation, BertConfig, EncoderConfig, Result,
-    load::{Names, parse_json},
+    load::{Json, Names},
     models::{
         architecture::Architecture,
         bert::BERT,
@@ -102,10 +102,15 @@ impl ModelConfig {
     /// activation; [`Error::Unsupported`](crate::Error::Unsupported) for an architecture or a
     /// setting that is not implemented; the errors of [`EncoderConfig::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let (architecture, tokenizer_class) = Architecture::find(&parse_json(json, path)?, path)?;
-        let keys: CommonKeys = parse_json(json, path)?;
-        keys.check(path, &architecture.accepted)?;
-        let (encoder, heads) = (architecture.config)(json, path)?;
+        Self::read(&Json::new(json.to_vec(), path))
+    }
+
+    /// [`Self::from_json`] for a parsed file.
+    pub(crate) fn read(json: &Json) -> Result<Self> {
+        let (architecture, tokenizer_class) = Architecture::find(&json.to()?, json.path())?;
+        let keys: CommonKeys = json.to()?;
+        keys.check(json.path(), &architecture.accepted)?;
+        let (encoder, heads) = (architecture.config)(json)?;
         encoder.check()?;
         Ok(Self { encoder, heads, is_decoder: keys.is_decoder(), tokenizer_class, architecture })
     }
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn a_config_without_model_type_is_berts_unless_it_names_another_class() -> Result<()> {
         let name = |json: &str| {
-            let keys: ModelType = parse_json(json.as_bytes(), "config.json")?;
+            let keys: ModelType = Json::new(json.as_bytes().to_vec(), "config.json").to()?;
             keys.name("config.json").map(String::from)
         };
         for json in [

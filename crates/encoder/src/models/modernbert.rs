@@ -10,7 +10,7 @@ use crate::{
     Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
     Result, SequencePooling,
     block::check_num_hidden_layers,
-    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
+    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB},
     models::{architecture::Architecture, common_keys::refuse, rope::RopeOfLayerTypes},
     text::REGISTERED_CLASS,
 };
@@ -18,7 +18,7 @@ use crate::{
 pub(crate) static MODERNBERT: Architecture = Architecture {
     name: "ModernBERT",
     model_types: &[("modernbert", REGISTERED_CLASS)],
-    config: |json, path| parse_json::<Keys>(json, path)?.config(path),
+    config: |json| json.to::<Keys>()?.config(json.path()),
     // Published configs have `absolute` or `sans_pos`; the positions are rotary in any case.
     accepted: Architecture::accepting(&["position_embedding_type"], &[]),
     names: &[NAMES],

@@ -7,19 +7,19 @@ use serde::Deserialize;
 
 use crate::{
     Activation, BertConfig, HeadConfig, Positions, RelativeBiasConfig,
-    load::{DOWN, NORM, Names, POSITIONS, SQUARE, UP, VOCAB, parse_json},
+    load::{DOWN, NORM, Names, POSITIONS, SQUARE, UP, VOCAB},
     models::{architecture::Architecture, common_keys::refuse, roberta},
 };
 
 pub(crate) static MPNET: Architecture = Architecture {
     name: "MPNet",
     model_types: &[("mpnet", "MPNetTokenizer")],
-    config: |json, path| {
-        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's, and one more
-        let Keys { relative_attention_num_buckets: buckets } = parse_json(json, path)?;
+    config: |json| {
+        let config: BertConfig = json.to()?; // the keys are BERT's, and one more
+        let Keys { relative_attention_num_buckets: buckets } = json.to()?;
         let num_buckets = 32; // transformers computes with 32 buckets, whatever the key says
         if let Some(got) = buckets.filter(|&buckets| buckets != num_buckets) {
-            return refuse(path, "relative_attention_num_buckets", "32", &got.to_string());
+            return refuse(json.path(), "relative_attention_num_buckets", "32", &got.to_string());
         }
         let mut encoder = config.encoder_config();
         encoder.embeddings.type_vocab_size = None;

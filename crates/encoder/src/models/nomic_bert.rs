@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::{
     Activation, BertConfig, EncoderConfig, FeedForwardKind, HeadConfig, Result,
-    load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB, parse_json},
+    load::{DOWN, Json, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
     models::{
         architecture::Architecture,
         common_keys::{expect_values, require_keys, with_renamed_keys},
@@ -22,9 +22,9 @@ use crate::{
 pub(crate) static NOMIC_BERT: Architecture = Architecture {
     name: "NomicBERT",
     model_types: &[("nomic_bert", "BertTokenizer")],
-    config: |json, path| {
-        expect_values(json, path, SETTINGS)?;
-        config(&with_renamed_keys(json, path, OLDER_KEYS)?, path)
+    config: |json| {
+        expect_values(json, SETTINGS)?;
+        config(&with_renamed_keys(json, OLDER_KEYS)?)
     },
     accepted: Architecture::accepting(&["rope_scaling"], &["NomicBert"]),
     names: &[PUBLISHED, Names { wrapper: "nomic_bert.", ..PUBLISHED }, MODULES],
@@ -81,11 +81,11 @@ struct Keys {
     pad_vocab_size_multiple: Option<usize>,
 }
 
-fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
-    let keys: Keys = parse_json(json, path)?;
-    let mut config: BertConfig = parse_json(json, path)?;
+fn config(json: &Json) -> Result<(EncoderConfig, HeadConfig)> {
+    let keys: Keys = json.to()?;
+    let mut config: BertConfig = json.to()?;
     config.hidden_act = keys.hidden_act.unwrap_or(Activation::Silu);
-    let rope: RopeKeys = parse_json(json, path)?;
+    let rope: RopeKeys = json.to()?;
     let mut encoder = config.encoder_config();
     let rows =
         config.vocab_size.checked_next_multiple_of(keys.pad_vocab_size_multiple.unwrap_or(1));
@@ -97,13 +97,14 @@ fn config(json: &[u8], path: &str) -> Result<(EncoderConfig, HeadConfig)> {
     // The published code and transformers have different defaults.
     let is_published = keys.n_embd.is_some();
     if is_published {
-        require_keys(json, path, &SETTINGS[..4])?;
+        require_keys(json, &SETTINGS[..4])?;
         encoder.norm.eps = keys.layer_norm_eps.unwrap_or(1e-5);
         encoder.max_position_embeddings = keys.max_position_embeddings.unwrap_or(1024);
     }
     let types = &mut encoder.embeddings.type_vocab_size;
     *types = types.filter(|&types| types > 0);
-    rope.apply_with_factor(path, if is_published { 10_000.0 } else { 1000.0 }, &mut encoder)?;
+    let theta = if is_published { 10_000.0 } else { 1000.0 };
+    rope.apply_with_factor(json.path(), theta, &mut encoder)?;
     if let Some(positions) = keys.n_positions {
         encoder.max_position_embeddings = if positions == 0 { 2048 } else { positions };
     }

@@ -7,7 +7,7 @@
 
 use crate::{
     Activation, BertConfig, HeadConfig, Positions,
-    load::{LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, VOCAB, parse_json},
+    load::{LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, VOCAB},
     models::{architecture::Architecture, bert},
 };
 
@@ -18,8 +18,8 @@ pub(crate) static ROBERTA: Architecture = Architecture {
         ("xlm-roberta", "XLMRobertaTokenizer"),
         ("camembert", "CamembertTokenizer"),
     ],
-    config: |json, path| {
-        let config: BertConfig = parse_json(json, path)?; // the keys are BERT's
+    config: |json| {
+        let config: BertConfig = json.to()?; // the keys are BERT's
         let mut encoder = config.encoder_config();
         encoder.positions = Positions::Learned { padding_idx: config.pad_token_id.or(Some(1)) };
         let heads = HeadConfig {

@@ -7,11 +7,8 @@ use mha::{AttentionMask, HeadWeights};
 
 use crate::{
     BertDecoder, DecoderAttentions, EncoderDecoder, EncoderModel, Error, GenerateConfig,
-    LoadOptions, ModelConfig, ModelFiles, Result, TextTokenizer,
-    error::beginning,
-    load::{CONFIG, config_json},
-    pipelines::inspect::ArchitectureKeys,
-    pipelines::modules::transformer,
+    LoadOptions, ModelConfig, ModelFiles, Result, TextTokenizer, error::beginning,
+    load::ModelFolder, pipelines::inspect::ArchitectureKeys, pipelines::modules::transformer,
     text::prompts::loader,
 };
 
@@ -109,23 +106,22 @@ impl AttentionReader {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        let files = &ModelFolder::new(files);
         let loader = loader(files)?;
         let files = transformer(files)?;
         let keys: Option<ArchitectureKeys> = files.json("config.json")?;
         let model = match keys {
             Some(keys) if keys.is_encoder_decoder() => {
-                let (model, _report) = EncoderDecoder::from_files(&files, options)?;
+                let (model, _report) = EncoderDecoder::load(&files, options)?;
                 Model::EncoderDecoder(Box::new(model))
             }
             Some(keys) if keys.is_decoder() => {
-                Model::Decoder(Box::new(BertDecoder::from_files(&files, options)?.0))
+                Model::Decoder(Box::new(BertDecoder::load(&files, options)?.0))
             }
-            _ => Model::Encoder(Box::new(EncoderModel::from_files(&files, options)?.0)),
+            _ => Model::Encoder(Box::new(EncoderModel::load(&files, options)?.0)),
         };
         let config = match &model {
-            Model::Encoder(_) => {
-                ModelConfig::from_json(&config_json(&files)?, &files.path(CONFIG))?
-            }
+            Model::Encoder(_) => ModelConfig::read(&*files.config()?)?,
             Model::Decoder(model) => model.config().into(),
             Model::EncoderDecoder(model) => (&model.config().encoder).into(),
         };

@@ -17,7 +17,7 @@ use crate::{
     EncoderForSequenceClassification, EncoderModel, Error, Labels, LoadOptions, LoadReport,
     ModelFiles, PackedBatch, Prompt, Result, TextTokenizer, Tokens, TruncationSide,
     error::beginning,
-    load::{CONFIG, config_json, parse_json},
+    load::ModelFolder,
     text::prompts::{self, Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
@@ -125,6 +125,7 @@ impl TextClassifier {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        let files = &ModelFolder::new(files);
         // A folder that is not marked as a cross-encoder is loaded as transformers would load it.
         let (loader, prompts) = match loader(files)? {
             Loader::CrossEncoder => {
@@ -138,11 +139,11 @@ impl TextClassifier {
         let files = &modules::transformer(files)?;
         let load = || {
             check_classifier(files, "*ForSequenceClassification")?;
-            EncoderForSequenceClassification::from_files(files, options)
+            EncoderForSequenceClassification::load(files, options)
         };
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
-        let path = files.path(CONFIG);
-        let config: ScoreConfig = parse_json(&config_json(files)?, &path)?;
+        let json = files.config()?;
+        let (config, path): (ScoreConfig, _) = (json.to()?, json.path().to_string());
         let has_one_label = model.labels().names().len() == 1;
         let classify_activation = match config.problem_type.as_deref() {
             Some("regression") => LogitActivation::Identity,

@@ -2,13 +2,13 @@
 //! applied to pooled vectors.
 
 use candle_core::{Device, Module, Tensor};
-use candle_nn::{VarBuilder, ops::sigmoid};
-use ops::{ComputeType, Linear};
+use candle_nn::ops::sigmoid;
+use ops::{ComputeType, Linear, Weights};
 use serde::Deserialize;
 
 use crate::{
-    Activation, Error, ModelFiles, Result,
-    load::{self, CONFIG, Read},
+    Activation, Error, Result,
+    load::{self, CONFIG, ModelFolder, Read},
 };
 
 /// `activation(x·Wᵀ + b)`, plus a residual of x if the config sets one.
@@ -104,26 +104,25 @@ impl Dense {
     /// [`Error::Unsupported`] for an activation that is not implemented; [`Error::Width`] if
     /// `in_features` is not `width`; [`Error::Checkpoint`] if the weights do not fit the config.
     pub(crate) fn from_files(
-        files: &ModelFiles,
+        files: &ModelFolder,
         width: usize,
         read: Read,
         device: &Device,
     ) -> Result<Self> {
-        let path = files.path(CONFIG);
-        let json = files.need(CONFIG, "the sizes of a Dense module")?;
-        let config: DenseConfig = load::parse_json(&json, &path)?;
+        let json = files.need_json(CONFIG, "the sizes of a Dense module")?;
+        let (config, path): (DenseConfig, _) = (json.to()?, json.path().to_string());
         if config.in_features != width {
             return Err(Error::Width { path, got: config.in_features, expected: width });
         }
         let class = &config.activation_function;
         let activation = TorchActivation::from_class(class, &path, "activation_function")?;
-        load::module(files, read, device, |vb| Self::new(&config, activation, vb))
+        load::module(files, read, device, |weights| Self::new(&config, activation, weights))
     }
 
-    fn new(config: &DenseConfig, activation: TorchActivation, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &DenseConfig, activation: TorchActivation, weights: Weights) -> Result<Self> {
         let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
         Ok(Self {
-            linear: Linear::load(ComputeType::F32, i, o, bias, vb.pp("linear"))?,
+            linear: Linear::load(ComputeType::F32, i, o, bias, weights.pp("linear"))?,
             activation,
             residual: match use_residual {
                 false => Residual::None,
@@ -133,7 +132,7 @@ impl Dense {
                     i,
                     o,
                     false,
-                    vb.pp("residual"),
+                    weights.pp("residual"),
                 )?),
             },
             out_features: o,

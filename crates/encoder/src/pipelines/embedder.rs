@@ -8,7 +8,7 @@ use ops::l2_normalize;
 use crate::{
     EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch, Pooling, Prompt, Result,
     TextTokenizer, Tokens, TruncationSide,
-    load::Read,
+    load::{ModelFolder, Read},
     models::encoder_model::no_rows,
     pipelines::modules::{Chain, Module, transformer},
     pipelines::tokenized_texts::{Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches},
@@ -133,6 +133,7 @@ impl Embedder {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        let files = &ModelFolder::new(files);
         let chain = Chain::from_files(files)?;
         let pooling = chain.pooling.clone();
         let loader = Loader::SentenceTransformer;
@@ -143,7 +144,7 @@ impl Embedder {
     }
 
     /// Applies the prompts and the dimension of `config_sentence_transformers.json`.
-    fn with_settings(self, files: &ModelFiles) -> Result<Self> {
+    fn with_settings(self, files: &ModelFolder) -> Result<Self> {
         let prompts = Prompts::of_embedder(files)?;
         let dimension = prompts.truncate_dim.unwrap_or(self.width).min(self.width);
         let truncated = Self { prompts, ..self }.with_dimension(dimension)?;
@@ -165,6 +166,7 @@ impl Embedder {
         pooling: Pooling,
         options: &LoadOptions,
     ) -> Result<Self> {
+        let files = &ModelFolder::new(files);
         let model_files = transformer(files)?;
         if loader(files)? == Loader::SentenceTransformer {
             let loader = Loader::SentenceTransformer;
@@ -179,12 +181,12 @@ impl Embedder {
 
     /// The transformer and its pooling, without further modules and prompts.
     fn without_modules(
-        files: &ModelFiles,
+        files: &ModelFolder,
         loader: Loader,
         pooling: Pooling,
         options: &LoadOptions,
     ) -> Result<Self> {
-        let load = || EncoderModel::from_files(files, options);
+        let load = || EncoderModel::load(files, options);
         let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let width = pooling.dimension(model.config().hidden_size);
         let (modules, prompts, token_budget) = (vec![], Prompts::without_file(), TOKEN_BUDGET);

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use candle_core::{DType, Device};
-use candle_nn::VarBuilder;
+use ops::Weights;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -12,14 +12,11 @@ use crate::{
     EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
     ModelConfig, ModelFiles, Result,
-    load::{
-        CONFIG, Checkpoint, LoadReport, Naming, Read, Weights, config_json, parse_json,
-        refuse_adapter,
-    },
+    load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, WeightFiles, refuse_adapter},
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain},
-    text::{TextTokenizer, tokenizer::VOCABULARIES},
+    text::{TextTokenizer, sentence_config::Loader, tokenizer::VOCABULARIES},
 };
 
 /// The content of a model folder and the types that can run it.
@@ -87,13 +84,13 @@ impl ArchitectureKeys {
 /// # Errors
 /// [`Error::Unsupported`] if the key `architectures` names another classifier; [`Error::NoFile`],
 /// [`Error::Io`] or [`Error::Json`] if the config cannot be read or parsed.
-pub(crate) fn check_classifier(files: &ModelFiles, pattern: &'static str) -> Result<()> {
-    let path = files.path(CONFIG);
-    let keys: ArchitectureKeys = parse_json(&config_json(files)?, &path)?;
+pub(crate) fn check_classifier(files: &ModelFolder, pattern: &'static str) -> Result<()> {
+    let json = files.config()?;
+    let keys: ArchitectureKeys = json.to()?;
     if keys.architectures_allow(pattern) {
         return Ok(());
     }
-    let got = keys.architectures.unwrap_or_default().join(", ");
+    let (path, got) = (json.path().into(), keys.architectures.unwrap_or_default().join(", "));
     Err(Error::Unsupported { path, key: "architectures", expected: pattern, got })
 }
 
@@ -110,24 +107,28 @@ const HEADS: [(&str, &str); 7] = [
     ("memory_projection.weight", "projection of the memory"),
 ];
 
-type BuildModel = fn(&ModelConfig, &ReadLabels, VarBuilder) -> Result<()>;
+type BuildModel = fn(&ModelConfig, &ReadLabels, Weights) -> Result<()>;
 
 /// The models with a head: the class, the name of the tensor in [`HEADS`], and the constructor.
 const MODELS_WITH_HEAD: [(&str, &str, BuildModel); 5] = [
-    ("EncoderForMaskedLm", "lm_head.transform.weight", |config, _, vb| {
-        EncoderForMaskedLm::new(config, vb).map(|_| ())
+    ("EncoderForMaskedLm", "lm_head.transform.weight", |config, _, weights| {
+        EncoderForMaskedLm::new(config, weights).map(|_| ())
     }),
-    ("EncoderForNextSentencePrediction", "next_sentence.weight", |config, _, vb| {
-        EncoderForNextSentencePrediction::new(config, vb).map(|_| ())
+    ("EncoderForNextSentencePrediction", "next_sentence.weight", |config, _, weights| {
+        EncoderForNextSentencePrediction::new(config, weights).map(|_| ())
     }),
-    ("EncoderForSequenceClassification", "sequence_classifier.weight", |config, labels, vb| {
-        EncoderForSequenceClassification::new(config, &labels()?, vb).map(|_| ())
+    (
+        "EncoderForSequenceClassification",
+        "sequence_classifier.weight",
+        |config, labels, weights| {
+            EncoderForSequenceClassification::new(config, &labels()?, weights).map(|_| ())
+        },
+    ),
+    ("EncoderForTokenClassification", "token_classifier.weight", |config, labels, weights| {
+        EncoderForTokenClassification::new(config, &labels()?, weights).map(|_| ())
     }),
-    ("EncoderForTokenClassification", "token_classifier.weight", |config, labels, vb| {
-        EncoderForTokenClassification::new(config, &labels()?, vb).map(|_| ())
-    }),
-    ("EncoderForQuestionAnswering", "qa_outputs.weight", |config, _, vb| {
-        EncoderForQuestionAnswering::new(config, vb).map(|_| ())
+    ("EncoderForQuestionAnswering", "qa_outputs.weight", |config, _, weights| {
+        EncoderForQuestionAnswering::new(config, weights).map(|_| ())
     }),
 ];
 
@@ -146,11 +147,11 @@ impl Inspection {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn new(files: &ModelFiles) -> Self {
-        let mut found = Self::default();
+        let (files, mut found) = (&ModelFolder::new(files), Self::default());
         let chain = Chain::from_files(files);
         let transformer = modules::transformer(files).unwrap_or_else(|_| files.clone());
         let is_alone = modules::is_transformer_alone(files).unwrap_or(false);
-        let mut has = |files: &ModelFiles, file: &str| {
+        let mut has = |files: &ModelFolder, file: &str| {
             files.has(file).unwrap_or_else(|error| {
                 found.problems.push(error.to_string());
                 false
@@ -181,9 +182,9 @@ impl Inspection {
     }
 
     /// Inspects config and weights. Returns the hidden size if the model is an encoder.
-    fn model(&mut self, files: &ModelFiles) -> Result<Option<usize>> {
+    fn model(&mut self, files: &ModelFolder) -> Result<Option<usize>> {
         refuse_adapter(files)?;
-        let weights = Arc::new(Weights::open(files)?);
+        let weights = Arc::new(WeightFiles::open(files)?);
         self.weights = Some(weights.path().to_string());
         let names = weights.names();
         for name in &names {
@@ -191,33 +192,32 @@ impl Inspection {
             *self.dtypes.entry(format!("{:?}", info.dtype).to_lowercase()).or_default() += 1;
             self.parameters += info.shape.iter().product::<usize>();
         }
-        let json = config_json(files)?;
-        let path = files.path(CONFIG);
-        let keys: ArchitectureKeys = parse_json(&json, &path)?;
+        let json = files.config()?;
+        let keys: ArchitectureKeys = json.to()?;
         let (mut encoder, mut with_heads) = (None, vec![]);
         let checkpoint = Checkpoint::without_data(weights.clone());
-        // CPU kernels do not pack f16 weights, so f16 placeholders take no memory.
-        let vb = |naming| checkpoint.model(naming, DType::F16, &Device::Cpu);
+        let model = |naming| checkpoint.model(naming, DType::F32, &Device::Cpu);
         let (namings, build_error, architecture, runs_as) = if keys.is_encoder_decoder() {
-            let config = EncoderDecoderConfig::from_json(&json, &path)?;
+            let config = EncoderDecoderConfig::read(&json)?;
             let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
-            let [encoder, decoder] = namings.clone().map(vb);
+            let [encoder, decoder] = namings.clone().map(model);
             let error = EncoderDecoder::new(&config, encoder, decoder).err();
             (namings.to_vec(), error, "BERT encoder-decoder".to_string(), "EncoderDecoder")
         } else {
             match keys.is_decoder() {
                 true => {
-                    let config = BertConfig::from_json(&json, &path)?;
+                    let config = BertConfig::read(&json)?;
                     let naming =
                         Naming::detect(&[bert::NAMES], &names, weights.path())?.of_decoder();
-                    let error = BertDecoder::new(&config, vb(naming.clone())).err();
+                    let error = BertDecoder::new(&config, model(naming.clone())).err();
                     (vec![naming], error, "BERT decoder".to_string(), "BertDecoder")
                 }
                 false => {
-                    let config = ModelConfig::from_json(&json, &path)?;
+                    let config = ModelConfig::read(&json)?;
                     let naming = Naming::detect(config.names(), &names, weights.path())?;
-                    let vb = vb(naming.clone());
-                    let error = EncoderModel::new(&config.encoder, has_pooler(&vb), vb).err();
+                    let weights = model(naming.clone());
+                    let error =
+                        EncoderModel::new(&config.encoder, has_pooler(&weights), weights).err();
                     let architecture = format!("{} encoder", config.architecture());
                     encoder = Some(config);
                     (vec![naming], error, architecture, "EncoderModel")
@@ -237,15 +237,15 @@ impl Inspection {
             |report: &LoadReport| report.problems().iter().all(|p| problems.contains(p));
         let mut absent_heads = vec![];
         if let Some(config) = &encoder {
-            let labels = || Labels::from_json(&json, &path);
+            let labels = || Labels::read(&json);
             let (mut results, mut other_heads) = (vec![], vec![]);
             for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
-                let vb = checkpoint.model(naming.clone(), DType::F16, &Device::Cpu);
+                let weights = checkpoint.model(naming.clone(), DType::F32, &Device::Cpu);
                 if !keys.architectures_allow(class) {
                     other_heads.push(head);
-                } else if vb.contains_tensor(head) {
-                    let result = build(config, &labels, vb);
+                } else if weights.contains_tensor(head) {
+                    let result = build(config, &labels, weights);
                     let report = checkpoint.report(std::slice::from_ref(naming));
                     results.push((class, head, result, report));
                 }
@@ -285,7 +285,7 @@ impl Inspection {
         if let Some(config) = &encoder
             && self.tokenizer.is_some()
         {
-            let tokenizer = TextTokenizer::from_files(files, config);
+            let tokenizer = TextTokenizer::for_loader(files, config, Loader::Transformers);
             let tokenizer = tokenizer.map_err(|error| self.problems.push(error.to_string()));
             self.tokenizer = tokenizer.ok().and_then(|tokenizer| tokenizer.vocabulary_file());
         }

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     EncoderForMaskedLm, EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch,
-    Result, TextTokenizer, Tokens, error::beginning, text::sentence_config::Loader,
+    Result, TextTokenizer, Tokens, error::beginning, load::ModelFolder,
+    text::sentence_config::Loader,
 };
 
 /// An upper bound of the size of a candidate.
@@ -93,8 +94,8 @@ impl MaskFiller {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
-        let files = &transformer(files)?;
-        let load = || EncoderForMaskedLm::from_files(files, options);
+        let files = &transformer(&ModelFolder::new(files))?;
+        let load = || EncoderForMaskedLm::load(files, options);
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         let mask_id = tokenizer.mask_token_id()?;
         Ok(Self { model, tokenizer, report, mask_id })

@@ -9,7 +9,11 @@ use candle_core::{Device, Tensor};
 use ops::l2_normalize;
 use serde::Deserialize;
 
-use crate::{Error, ModelFiles, Pooling, Result, load::Read, pipelines::dense::Dense};
+use crate::{
+    Error, Pooling, Result,
+    load::{ModelFolder, Read},
+    pipelines::dense::Dense,
+};
 
 const FILE: &str = "modules.json";
 
@@ -75,7 +79,7 @@ impl Default for InputOutput {
 /// [`Error::Io`] or [`Error::Json`] if the file cannot be read or parsed; [`Error::Unsupported`]
 /// for a module outside the folder, or for two modules of the same name, of which
 /// sentence-transformers runs one.
-fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
+fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
     let Some(mut entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
     let refuse = |key, expected, got: &str| {
         Err(Error::Unsupported { path: files.path(FILE), key, expected, got: got.to_string() })
@@ -103,7 +107,7 @@ fn entries(files: &ModelFiles) -> Result<Option<Vec<Entry>>> {
 /// # Errors
 /// [`Error::Unsupported`] if the transformer is in a subfolder and a weights file was chosen:
 /// the file would not be read.
-fn transformer_files(files: &ModelFiles, entry: &Entry) -> Result<ModelFiles> {
+fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> {
     if files.weights().is_some() && !entry.path.is_empty() {
         return Err(Error::Unsupported {
             path: files.path(FILE),
@@ -116,7 +120,7 @@ fn transformer_files(files: &ModelFiles, entry: &Entry) -> Result<ModelFiles> {
 }
 
 /// The error for a list of modules that is not implemented.
-fn unsupported(files: &ModelFiles, entries: &[Entry], expected: &'static str) -> Error {
+fn unsupported(files: &ModelFolder, entries: &[Entry], expected: &'static str) -> Error {
     let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
     Error::Unsupported { path: files.path(FILE), key: "modules", expected, got: classes.join(", ") }
 }
@@ -131,7 +135,7 @@ fn is_alone(entries: &[Entry]) -> bool {
 ///
 /// # Errors
 /// The errors of [`entries`] and [`transformer_files`].
-pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
+pub(crate) fn transformer(files: &ModelFolder) -> Result<ModelFolder> {
     match entries(files)?.and_then(|entries| entries.into_iter().next()) {
         Some(first) if first.class() == "Transformer" || !files.has("config.json")? => {
             transformer_files(files, &first)
@@ -144,7 +148,7 @@ pub(crate) fn transformer(files: &ModelFiles) -> Result<ModelFiles> {
 ///
 /// # Errors
 /// The errors of [`entries`].
-pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
+pub(crate) fn is_transformer_alone(files: &ModelFolder) -> Result<bool> {
     Ok(entries(files)?.is_some_and(|entries| is_alone(&entries)))
 }
 
@@ -152,7 +156,7 @@ pub(crate) fn is_transformer_alone(files: &ModelFiles) -> Result<bool> {
 ///
 /// # Errors
 /// [`Error::Unsupported`] if it has other modules; the errors of [`entries`].
-pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
+pub(crate) fn check_cross_encoder(files: &ModelFolder) -> Result<()> {
     match entries(files)? {
         Some(entries) if !is_alone(&entries) => {
             Err(unsupported(files, &entries, "a Transformer alone, for a cross-encoder"))
@@ -163,9 +167,9 @@ pub(crate) fn check_cross_encoder(files: &ModelFiles) -> Result<()> {
 
 /// The transformer, the pooling, and the modules after the pooling.
 pub(crate) struct Chain {
-    pub(crate) transformer: ModelFiles,
+    pub(crate) transformer: ModelFolder,
     pub(crate) pooling: Pooling,
-    files: ModelFiles,
+    files: ModelFolder,
     /// The modules after the pooling.
     rest: Vec<Entry>,
 }
@@ -176,7 +180,7 @@ impl Chain {
     /// # Errors
     /// [`Error::NoFile`] for a missing file; [`Error::Unsupported`] for modules that are not
     /// implemented; the errors of [`entries`] and [`Pooling::from_json`].
-    pub(crate) fn from_files(files: &ModelFiles) -> Result<Self> {
+    pub(crate) fn from_files(files: &ModelFolder) -> Result<Self> {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
                         use a model without this file, specify a pooling (--pooling of the \
                         command, pooling= in Python, Embedder::from_transformer in Rust)";
@@ -195,10 +199,10 @@ impl Chain {
         }
         let rest = entries.split_off(2);
         let pooling = files.folder(&entries[1].path);
-        let json = pooling.need("config.json", "the pooling modes")?;
+        let json = pooling.need_json("config.json", "the pooling modes")?;
         Ok(Self {
             transformer: transformer_files(files, &entries[0])?,
-            pooling: Pooling::from_json(&json, &pooling.path("config.json"))?,
+            pooling: Pooling::read(&json)?,
             files: files.clone(),
             rest,
         })

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Choice, Error, Result,
-    load::{parse_json, parse_value},
+    load::{Json, parse_value},
     models::encoder_model::no_rows,
 };
 
@@ -105,7 +105,12 @@ impl Pooling {
     /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for a file without the
     /// keys of a pooling, for an empty list of modes, or a mode that [`PoolingMode`] lacks.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
-        let keys: Map<String, Value> = parse_json(json, path)?;
+        Self::read(&Json::new(json.to_vec(), path))
+    }
+
+    /// [`Self::from_json`] for a parsed file.
+    pub(crate) fn read(json: &Json) -> Result<Self> {
+        let (keys, path): (Map<String, Value>, _) = (json.to()?, json.path());
         let unsupported = |expected, got: String| Error::Unsupported {
             path: path.to_string(),
             key: "pooling_mode",

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     CharacterPositions, EncoderForQuestionAnswering, EncoderModel, Error, LoadOptions, LoadReport,
     ModelFiles, PackedBatch, Result, TextTokenizer, TextWindows, Tokens,
+    load::ModelFolder,
     text::{
         sentence_config::Loader,
         windows::{WINDOW_TOKEN_BYTES, Window},
@@ -98,10 +99,10 @@ impl QuestionAnswerer {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
-        let files = &transformer(files)?;
+        let files = &transformer(&ModelFolder::new(files))?;
         let load = || {
             check_classifier(files, "*ForQuestionAnswering")?;
-            EncoderForQuestionAnswering::from_files(files, options)
+            EncoderForQuestionAnswering::load(files, options)
         };
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })

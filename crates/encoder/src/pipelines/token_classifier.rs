@@ -17,6 +17,7 @@ use super::{
 use crate::{
     CharacterPositions, EncoderForTokenClassification, EncoderModel, Error, Labels, LoadOptions,
     LoadReport, ModelFiles, PackedBatch, Result, TextTokenizer, TextWindows, Tokens,
+    load::ModelFolder,
     text::{sentence_config::Loader, windows::WINDOW_TOKEN_BYTES},
 };
 
@@ -124,10 +125,10 @@ impl TokenClassifier {
     /// # Errors
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
-        let files = &transformer(files)?;
+        let files = &transformer(&ModelFolder::new(files))?;
         let load = || {
             check_classifier(files, "*ForTokenClassification")?;
-            EncoderForTokenClassification::from_files(files, options)
+            EncoderForTokenClassification::load(files, options)
         };
         let ((model, report), tokenizer) = with_tokenizer(files, Loader::Transformers, load)?;
         Ok(Self { model, tokenizer, report })

@@ -1,10 +1,6 @@
 //! Loads a model and its tokenizer in parallel.
 
-use crate::{
-    ModelConfig, ModelFiles, Result, TextTokenizer,
-    load::{CONFIG, config_json},
-    text::sentence_config::Loader,
-};
+use crate::{ModelConfig, Result, TextTokenizer, load::ModelFolder, text::sentence_config::Loader};
 
 /// Calls `load`, and reads the tokenizer with the settings of `loader` on another thread. For a
 /// model on the hub, the tokenizer is read after `load` has returned.
@@ -12,11 +8,11 @@ use crate::{
 /// # Errors
 /// The errors of `load`, [`ModelConfig::from_json`] and [`TextTokenizer::from_files`].
 pub(crate) fn with_tokenizer<M>(
-    files: &ModelFiles,
+    files: &ModelFolder,
     loader: Loader,
     load: impl FnOnce() -> Result<M>,
 ) -> Result<(M, TextTokenizer)> {
-    let config = ModelConfig::from_json(&config_json(files)?, &files.path(CONFIG))?;
+    let config = ModelConfig::read(&*files.config()?)?;
     let tokenizer = || TextTokenizer::for_loader(files, &config, loader);
     if files.are_on_hub() {
         return Ok((load()?, tokenizer()?));

@@ -113,10 +113,10 @@ fn tokenizer(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ModelFiles, text::sentence_config::SentenceConfig};
+    use crate::{ModelFiles, load::ModelFolder, text::sentence_config::SentenceConfig};
 
     fn config() -> tokenizers::Result<TokenizerConfig> {
-        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        let files = ModelFolder::new(&ModelFiles::memory("m", [("README.md", b"".as_slice())]));
         Ok(TokenizerConfig::from_files(&files, &SentenceConfig::default(), "RobertaTokenizer")?)
     }
 

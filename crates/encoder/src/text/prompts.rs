@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::{Error, ModelFiles, Result, text::sentence_config::Loader};
+use crate::{Error, Result, load::ModelFolder, text::sentence_config::Loader};
 
 pub(crate) const FILE: &str = "config_sentence_transformers.json";
 
@@ -55,7 +55,7 @@ pub(crate) struct Prompts {
 /// # Errors
 /// [`Error::Io`] or [`Error::Json`] if `config_sentence_transformers.json` cannot be read or
 /// parsed.
-pub(crate) fn loader(files: &ModelFiles) -> Result<Loader> {
+pub(crate) fn loader(files: &ModelFolder) -> Result<Loader> {
     if !files.has("modules.json")? {
         return Ok(Loader::Transformers);
     }
@@ -79,7 +79,7 @@ impl Prompts {
     /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
     /// for another `model_type`, if `truncate_dim` is 0, or if the model does not have its default
     /// prompt.
-    pub(crate) fn of_embedder(files: &ModelFiles) -> Result<Self> {
+    pub(crate) fn of_embedder(files: &ModelFolder) -> Result<Self> {
         const TYPE: &str = "SentenceTransformer";
         let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
         if let Some(got) = found.model_type.take().filter(|model_type| model_type != TYPE) {
@@ -99,12 +99,12 @@ impl Prompts {
     /// # Errors
     /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
     /// if the model does not have its default prompt.
-    pub(crate) fn of_cross_encoder(files: &ModelFiles) -> Result<Self> {
+    pub(crate) fn of_cross_encoder(files: &ModelFolder) -> Result<Self> {
         files.json::<Self>(FILE)?.unwrap_or_default().checked(files)
     }
 
     /// Checks that the model has its default prompt.
-    fn checked(self, files: &ModelFiles) -> Result<Self> {
+    fn checked(self, files: &ModelFolder) -> Result<Self> {
         match self.default_prompt_name.as_deref().filter(|name| self.named(name).is_err()) {
             Some(name) => Err(Error::Unsupported {
                 path: files.path(FILE),
@@ -161,6 +161,7 @@ impl Prompts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ModelFiles;
 
     #[test]
     fn errors_of_the_file_name_the_file_and_the_key() {
@@ -173,7 +174,7 @@ mod tests {
             (r#"{"truncate_dim": 0}"#, "truncate_dim 0 is not supported: expected at least 1"),
         ] {
             let files = ModelFiles::memory("m", [(FILE, json.as_bytes())]);
-            let error = Prompts::of_embedder(&files).unwrap_err().to_string();
+            let error = Prompts::of_embedder(&ModelFolder::new(&files)).unwrap_err().to_string();
             assert_eq!(error, format!("m/{FILE}: {expected}"));
         }
     }

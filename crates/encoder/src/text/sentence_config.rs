@@ -4,7 +4,10 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{Error, ModelFiles, Result, load::parse_value};
+use crate::{
+    Error, Result,
+    load::{ModelFolder, parse_value},
+};
 
 /// The current name of the file, then its older names. All have the same keys.
 const FILES: [&str; 7] = [
@@ -106,7 +109,7 @@ impl SentenceConfig {
     /// # Errors
     /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
     /// for a setting that is not implemented.
-    pub(crate) fn from_files(files: &ModelFiles, loader: Loader) -> Result<Self> {
+    pub(crate) fn from_files(files: &ModelFolder, loader: Loader) -> Result<Self> {
         let candidates = if loader == Loader::Transformers { &FILES[..0] } else { &FILES[..] };
         for file in candidates {
             let mut json: Map<String, Value> = files.json(file)?.unwrap_or_default();
@@ -232,12 +235,14 @@ fn is_plain_text(modalities: &Map<String, Value>, output: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ModelFiles;
 
     fn read(json: &str) -> std::result::Result<SentenceConfig, String> {
         let json = json.as_bytes().to_vec();
         let files = ModelFiles::memory("m", [("sentence_bert_config.json", json)]);
         let loader = Loader::SentenceTransformer;
-        SentenceConfig::from_files(&files, loader).map_err(|error| error.to_string())
+        SentenceConfig::from_files(&ModelFolder::new(&files), loader)
+            .map_err(|error| error.to_string())
     }
 
     #[test]

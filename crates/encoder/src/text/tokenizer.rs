@@ -18,6 +18,7 @@ use tokenizers::{
 use crate::{
     Error, ModelConfig, ModelFiles, Result,
     error::beginning,
+    load::ModelFolder,
     text::sentence_config::{Loader, SentenceConfig},
     text::sentence_piece::SentencePieceModel,
     text::tokenizer_class::{Algorithm, UnigramRules},
@@ -182,12 +183,12 @@ impl TextTokenizer {
     /// implemented; [`Error::NoRoom`] if the maximum length leaves no room for text beside the
     /// special tokens.
     pub fn from_files(files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
-        Self::for_loader(files, config, Loader::Transformers)
+        Self::for_loader(&ModelFolder::new(files), config, Loader::Transformers)
     }
 
     /// [`Self::from_files`] with the settings that the Python class `loader` reads.
     pub(crate) fn for_loader(
-        files: &ModelFiles,
+        files: &ModelFolder,
         config: &ModelConfig,
         loader: Loader,
     ) -> Result<Self> {
@@ -238,7 +239,7 @@ impl TextTokenizer {
     /// The tokenizer of a folder, and the path of the file with its vocabulary. Passes the symbols
     /// of a SentencePiece model to `settings`.
     fn tokenizer(
-        files: &ModelFiles,
+        files: &ModelFolder,
         settings: &mut TokenizerConfig,
     ) -> Result<(Tokenizer, String)> {
         const FILE: &str = "tokenizer.json";
@@ -728,6 +729,27 @@ impl TextTokenizer {
         Ok(ids.len() - usize::from(is_special))
     }
 
+    /// The ids of the special tokens before and after the tokens of a text, as in [`Self::encode`].
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] for a damaged tokenizer.
+    /// # Examples
+    /// ```
+    /// use encoder::{Embedder, LoadOptions};
+    ///
+    /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).unwrap();
+    /// let embedder = Embedder::from_dir("weights/all-MiniLM-L6-v2", &LoadOptions::default())?;
+    /// let [before, after] = embedder.tokenizer().special_tokens_around_text()?;
+    /// assert_eq!((before, after), (vec![101], vec![102])); // [CLS], [SEP]
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn special_tokens_around_text(&self) -> Result<[Vec<u32>; 2]> {
+        let encoding = self.joined(&[0], None)?;
+        let mut parts = encoding.get_ids().iter().zip(encoding.get_special_tokens_mask());
+        let before = parts.by_ref().map_while(|(&id, &special)| (special == 1).then_some(id));
+        Ok([before.collect(), parts.map(|(&id, _)| id).collect()])
+    }
+
     /// Whether the first of `ids` is a special token.
     pub(crate) fn starts_with_special_token(&self, ids: &[u32]) -> bool {
         ids.first().is_some_and(|id| self.special_ids.contains(id))
@@ -810,7 +832,7 @@ fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T
 ///
 /// # Errors
 /// [`Error::Io`] or a download error if the folder cannot be searched.
-fn no_vocabulary(files: &ModelFiles, settings: &TokenizerConfig, file: &str) -> Result<Error> {
+fn no_vocabulary(files: &ModelFolder, settings: &TokenizerConfig, file: &str) -> Result<Error> {
     let expected = match settings.rules().map(|class| class.algorithm) {
         None => {
             for (file, expected) in FILES_OF_CLASSES {
@@ -888,7 +910,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 /// `model_max_length`. The result is limited to
 /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens).
 fn max_length(
-    files: &ModelFiles,
+    files: &ModelFolder,
     config: &ModelConfig,
     sentence: &SentenceConfig,
     settings: &TokenizerConfig,
@@ -930,7 +952,7 @@ mod tests {
 
     #[test]
     fn a_model_of_another_type_than_the_class_is_an_error() -> Result<()> {
-        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        let files = ModelFolder::new(&ModelFiles::memory("m", [("README.md", b"".as_slice())]));
         for (class, json, expected) in [
             ("BertTokenizer", r#"{"model": {"type": "BPE"}}"#, "WordPiece"),
             ("RobertaTokenizer", r#"{"model": {"type": "WordPiece"}}"#, "BPE"),
@@ -963,7 +985,7 @@ mod tests {
         ] {
             let settings = br#"{"tokenizer_class": "GPT2Tokenizer"}"#.as_slice();
             let contents = [("tokenizer_config.json", settings), (file, b"")];
-            let files = ModelFiles::memory("m", contents);
+            let files = ModelFolder::new(&ModelFiles::memory("m", contents));
             let mut settings =
                 TokenizerConfig::from_files(&files, &SentenceConfig::default(), "BertTokenizer")?;
             assert_eq!(
@@ -979,7 +1001,7 @@ mod tests {
 
     #[test]
     fn a_unigram_model_without_a_type_is_read_if_no_class_is_named() -> tokenizers::Result<()> {
-        let files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        let files = ModelFolder::new(&ModelFiles::memory("m", [("README.md", b"".as_slice())]));
         let settings =
             TokenizerConfig::from_files(&files, &SentenceConfig::default(), "BertTokenizer")?;
         let json = br#"{"model": {"vocab": [["a", 0.0]], "unk_id": 0}}"#;

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
 
 use crate::{
-    Error, ModelFiles, Result,
-    load::parse_value,
+    Error, Result,
+    load::{ModelFolder, parse_value},
     text::sentence_config::SentenceConfig,
     text::tokenizer_class::{BERT_TOKENS, TokenizerClass},
 };
@@ -163,7 +163,7 @@ impl TokenizerConfig {
     /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
     /// for a setting that is not implemented.
     pub(crate) fn from_files(
-        files: &ModelFiles,
+        files: &ModelFolder,
         sentence: &SentenceConfig,
         default_class: &'static str,
     ) -> Result<Self> {
@@ -269,7 +269,7 @@ impl TokenizerConfig {
 
     /// The tokens of `added_tokens.json` with their ids. A token is special if another file lists
     /// it as special, or if it is a named special token of the class.
-    fn legacy_added_tokens(&self, files: &ModelFiles) -> Result<Vec<(u32, AddedToken)>> {
+    fn legacy_added_tokens(&self, files: &ModelFolder) -> Result<Vec<(u32, AddedToken)>> {
         let added: BTreeMap<String, u32> = files.json(ADDED_TOKENS)?.unwrap_or_default();
         let special = |text: &str| {
             let named = self.named.iter().filter(|(key, _)| is_named_token(key));
@@ -668,7 +668,7 @@ fn keeps_extra(config: &Map<String, Value>, map: &Map<String, Value>) -> bool {
 ///
 /// # Errors
 /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed.
-pub(crate) fn chat_template(files: &ModelFiles) -> Result<Option<String>> {
+pub(crate) fn chat_template(files: &ModelFolder) -> Result<Option<String>> {
     const TEMPLATE: &str = "chat_template.jinja";
     if files.has("modules.json")? {
         return Ok(None);

@@ -93,10 +93,10 @@ fn tokenizer(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ModelFiles, text::sentence_config::SentenceConfig};
+    use crate::{ModelFiles, load::ModelFolder, text::sentence_config::SentenceConfig};
 
     fn config() -> TokenizerConfig {
-        let no_files = ModelFiles::memory("m", [("README.md", b"".as_slice())]);
+        let no_files = ModelFolder::new(&ModelFiles::memory("m", [("README.md", b"".as_slice())]));
         TokenizerConfig::from_files(&no_files, &SentenceConfig::default(), "BertTokenizer").unwrap()
     }
 

@@ -10,9 +10,8 @@ use mha_kernels::{Isa, LinearMap, PackedArrays, PackedLinear, Rows, SharedBytes}
 
 use super::backend::Backend;
 use crate::{
-    Activation, ComputeType, Result,
+    Activation, ComputeType, PackedArray, Result,
     cpu::{self, Element},
-    packed_weights::PackedArray,
 };
 
 /// Weights packed for the CPU kernel.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use encoder::{EmbedOptions, Embedder, LongTexts, Piece, Prompt, TextTokenizer, TruncationSide};
+use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TextTokenizer, TruncationSide};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -280,7 +280,7 @@ fn sequences_from_ids(
         let message = "prompt_name needs texts: expected strings, got token ids";
         return Err(Failure::new(Kind::Invalid, message).with_field("prompt_name"));
     }
-    let (before, after) = special_ids(embedder.tokenizer())?;
+    let [before, after] = embedder.tokenizer().special_tokens_around_text()?;
     let lacks = |ids: &Vec<u32>| !ids.starts_with(&before) || !ids.ends_with(&after);
     if let Some(index) = lists.iter().position(lacks) {
         let message = format!(
@@ -307,17 +307,6 @@ fn ids_failure(error: encoder::Error, name: &str, field: &str) -> Failure {
         error => format!("{name}: {error}"),
     };
     Failure::new(Failure::from(error).kind(), message).with_field(field)
-}
-
-/// The ids of the special tokens before and after a text.
-fn special_ids(tokenizer: &TextTokenizer) -> Result<(Vec<u32>, Vec<u32>), Failure> {
-    let pieces = tokenizer.pieces("a", true)?;
-    let ids = |pieces: &[Piece]| pieces.iter().map(|piece| piece.id).collect();
-    let is_text = |piece: &Piece| piece.range.is_some();
-    Ok(match (pieces.iter().position(is_text), pieces.iter().rposition(is_text)) {
-        (Some(first), Some(last)) => (ids(&pieces[..first]), ids(&pieces[last + 1..])),
-        _ => (vec![], vec![]), // the vocabulary has no letter a
-    })
 }
 
 /// The sequences of texts, from each text's tokens and its number of prompt tokens.

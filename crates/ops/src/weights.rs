@@ -1,0 +1,223 @@
+//! The source of the weights that a module is built from.
+
+use std::{
+    fmt::Debug,
+    io::{self, Write},
+    sync::Arc,
+};
+
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::{Init, VarBuilder};
+use mha_kernels::SharedBytes;
+
+use crate::{Error, Result};
+
+/// The tensors that a module is built from: those of a [`VarBuilder`], or of a [`WeightSource`].
+///
+/// A source may have names and shapes only. A module built from such tensors knows their names; if
+/// it is computed, the result is [`Error::NotLoaded`].
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device::Cpu};
+/// use candle_nn::VarBuilder;
+/// use ops::Weights;
+///
+/// let weights = Weights::from(VarBuilder::zeros(DType::F32, &Cpu));
+/// assert_eq!(weights.pp("layer").get((2, 3), "weight")??.dims(), [2, 3]);
+/// # Ok::<(), ops::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Weights<'a> {
+    source: Arc<dyn WeightSource + 'a>,
+    /// The names of the enclosing modules, separated by dots.
+    path: String,
+    /// Whether tensors are requested with their values.
+    with_data: bool,
+}
+
+/// The provider of the tensors of [`Weights`].
+pub trait WeightSource: Send + Sync {
+    /// The dtype of the tensors.
+    fn dtype(&self) -> DType;
+
+    /// The device of the tensors.
+    fn device(&self) -> &Device;
+
+    /// Whether there is a tensor of this name.
+    fn contains(&self, name: &str) -> bool;
+
+    /// A tensor; `None` if its values are not loaded. `init` is the distribution of a new tensor,
+    /// for sources that create tensors.
+    ///
+    /// # Errors
+    /// An error if the source does not have the tensor, or has it in another shape, unless the
+    /// source records this to report it later.
+    fn get(&self, name: &str, shape: Shape, init: Init) -> candle_core::Result<Option<Tensor>>;
+
+    /// Checks the name and the shape of a tensor whose values are in an array of [`Self::stored`].
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`].
+    fn check(&self, _name: &str, _shape: Shape) -> candle_core::Result<()> {
+        Ok(())
+    }
+
+    /// An array that [`Self::keep`] got when the module was built before. The name is the name of
+    /// the module, a dot and the name of the array, such as `encoder.layer.0.output.panels`.
+    fn stored(&self, _name: &str) -> Option<SharedBytes> {
+        None
+    }
+
+    /// Gets an array of a module that was built from tensors.
+    fn keep(&self, _name: String, _array: Arc<dyn PackedArray>) {}
+}
+
+impl WeightSource for VarBuilder<'_> {
+    fn dtype(&self) -> DType {
+        VarBuilder::dtype(self)
+    }
+
+    fn device(&self) -> &Device {
+        VarBuilder::device(self)
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.contains_tensor(name)
+    }
+
+    fn get(&self, name: &str, shape: Shape, init: Init) -> candle_core::Result<Option<Tensor>> {
+        self.get_with_hints(shape, name, init).map(Some)
+    }
+}
+
+impl<'a> From<VarBuilder<'a>> for Weights<'a> {
+    fn from(vb: VarBuilder<'a>) -> Self {
+        Self::new(vb)
+    }
+}
+
+/// The values of an array, which a module keeps in the form in which they are stored.
+pub trait PackedArray: Debug + Send + Sync {
+    /// Number of bytes.
+    fn size(&self) -> usize;
+
+    /// Writes the bytes, in the machine's byte order.
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
+}
+
+impl PackedArray for SharedBytes {
+    fn size(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(self.as_slice())
+    }
+}
+
+/// The name of a tensor that is not loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("tensor {tensor:?} is not loaded: only its name and shape were read")]
+pub struct NotLoaded {
+    /// The tensor's name.
+    pub tensor: String,
+}
+
+/// A part of a module, or the name of a tensor that the part lacks.
+pub type Loaded<T> = std::result::Result<T, NotLoaded>;
+
+/// Separates [`Error::NotLoaded`] from other errors.
+///
+/// # Errors
+/// The other errors.
+pub fn loaded<T>(result: Result<T>) -> Result<Loaded<T>> {
+    match result {
+        Ok(part) => Ok(Ok(part)),
+        Err(Error::NotLoaded(tensor)) => Ok(Err(tensor)),
+        Err(error) => Err(error),
+    }
+}
+
+impl<'a> Weights<'a> {
+    /// The tensors of a source.
+    pub fn new(source: impl WeightSource + 'a) -> Self {
+        Self { source: Arc::new(source), path: String::new(), with_data: true }
+    }
+
+    /// The weights of the submodule `name`.
+    pub fn pp(&self, name: impl ToString) -> Self {
+        Self { path: self.name(&name.to_string()), ..self.clone() }
+    }
+
+    /// The dtype of the tensors.
+    pub fn dtype(&self) -> DType {
+        self.source.dtype()
+    }
+
+    /// The device of the tensors.
+    pub fn device(&self) -> &Device {
+        self.source.device()
+    }
+
+    /// Whether the module has a tensor of this name.
+    pub fn contains_tensor(&self, name: &str) -> bool {
+        self.source.contains(&self.name(name))
+    }
+
+    /// A tensor of the module.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if the source does not have the tensor, or has it in another shape.
+    pub fn get(&self, shape: impl Into<Shape>, name: &str) -> Result<Loaded<Tensor>> {
+        self.get_with_hints(shape, name, Init::Const(0.))
+    }
+
+    /// [`Self::get`] for a tensor that the source may create with the distribution `init`.
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`].
+    pub fn get_with_hints(
+        &self,
+        shape: impl Into<Shape>,
+        name: &str,
+        init: Init,
+    ) -> Result<Loaded<Tensor>> {
+        let (tensor, shape) = (self.name(name), shape.into());
+        let found = if self.with_data {
+            self.source.get(&tensor, shape, init)?
+        } else {
+            self.source.check(&tensor, shape)?;
+            None
+        };
+        Ok(found.ok_or(NotLoaded { tensor }))
+    }
+
+    /// Builds a module. If the source has the arrays from which `from_stored` builds it, `load`
+    /// only checks the names and shapes of the tensors. Otherwise the module is the result of
+    /// `load`, and the source gets its `arrays`.
+    pub(crate) fn module<M>(
+        &self,
+        from_stored: impl FnOnce(&dyn Fn(&str) -> Option<SharedBytes>) -> Option<M>,
+        load: impl FnOnce(&Self) -> Result<M>,
+        arrays: impl FnOnce(&M) -> Vec<(&'static str, Arc<dyn PackedArray>)>,
+    ) -> Result<M> {
+        if let Some(module) = from_stored(&|array| self.source.stored(&self.name(array))) {
+            loaded(load(&Self { with_data: false, ..self.clone() }))?.ok();
+            return Ok(module);
+        }
+        let module = load(self)?;
+        for (name, array) in arrays(&module) {
+            self.source.keep(self.name(name), array);
+        }
+        Ok(module)
+    }
+
+    /// The name of a tensor, an array or a submodule of the module.
+    fn name(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
+    }
+}
