@@ -9,7 +9,8 @@ PyTorch computes padded batches with sdpa (DeBERTa has eager attention only) and
 --eager is given, with torch.compile; mixed lengths are sorted and split into batches of 64. One sequence
 is computed with CUDA graphs (mode reduce-overhead) only. In f32, PyTorch multiplies without TF32, as this
 project does. In f16, BERT's attention alone is also compared, for 64x128 and 32x512. transformers has no
-Jina v2 and no GTE.
+Jina v2 and no GTE. The tables are printed and appended to the file of this GPU and month in
+benches/results/.
 """
 
 import json
@@ -20,6 +21,7 @@ import time
 
 import torch
 import transformers
+from results import Results, measured_with, table
 
 WARM_UPS, ROUNDS = 10, 30
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -137,10 +139,12 @@ def main():
             attention[line["attention"]] = line["ms"] / 1e3
     if not ours:
         sys.exit(f"{arguments[0]} printed no times: is there a working GPU?")
+    rows = []
     for name, dtype in dict.fromkeys((name, dtype) for name, dtype, _ in ours):
         cases = [case for case in lengths if (name, dtype, case) in ours]
-        times = "".join(f"{case:>12} {ours[name, dtype, case] * 1e3:8.3f} ms" for case in cases)
-        print(f"{name} {dtype}: ours {times}", flush=True)
+        times = {case: f"{ours[name, dtype, case] * 1e3:.2f}" for case in cases}
+        rows.append([f"{name} {dtype}", *(times.get(case, "") for case in lengths)])
+        print(rows[-1], file=sys.stderr, flush=True)
         if name not in MODELS:
             continue
         try:
@@ -151,18 +155,30 @@ def main():
                 systems["compiled"] = torch.compile(built, dynamic=True)
                 systems["graphs"] = torch.compile(built, mode="reduce-overhead")
             for system, run in systems.items():
-                for case in cases:
-                    if (system == "graphs") != (case == "1x32" and len(systems) > 1):
+                rows.append([f"PyTorch {system}"])
+                for case in lengths:
+                    is_other = (system == "graphs") != (case == "1x32" and len(systems) > 1)
+                    if case not in cases or is_other:
+                        rows[-1].append("")
                         continue
                     seconds = torch_seconds(run, lengths[case])
                     ratio = seconds / ours[name, dtype, case]
-                    print(f"{name} {dtype} {case}: {system} {seconds * 1e3:.3f} ms, {ratio:.2f}×")
-                    sys.stdout.flush()
+                    rows[-1].append(f"{seconds * 1e3:.2f} ({ratio:.2f}×)")
+                print(rows[-1], file=sys.stderr, flush=True)
         except Exception as error:  # the other models are compared nevertheless
-            print(f"{name} {dtype}: {error!r}", flush=True)
+            print(f"{name} {dtype}: {error!r}", file=sys.stderr, flush=True)
+    width = len(lengths) + 1
+    rows = [row + [""] * (width - len(row)) for row in rows]  # rows that an error has ended
+    parts = ["Times in ms.", table(["system", *lengths], rows)]
     for case, seconds in attention.items():
         peer = attention_seconds(lengths[case])
-        print(f"attention {case}: sdpa {peer * 1e3:.3f} ms, {peer / seconds:.2f}×")
+        parts.append(
+            f"Attention {case}, f16: ours {seconds * 1e3:.3f} ms, sdpa {peer * 1e3:.3f} ms "
+            f"({peer / seconds:.2f}×)"
+        )
+    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0].lower()
+    parts.append(measured_with({"GPU": torch.cuda.get_device_name(), "torch": torch.__version__}))
+    Results(gpu).write("\n\n".join(parts))
 
 
 if __name__ == "__main__":
