@@ -76,6 +76,8 @@ impl EncoderModel {
     /// [`candle_nn::VarMap`] is saved by [`VarMap::save`](candle_nn::VarMap::save), and loaded by
     /// this method from [`VarBuilder::from_mmaped_safetensors`] with the same config.
     ///
+    /// [`VarBuilder::from_mmaped_safetensors`]: candle_nn::VarBuilder::from_mmaped_safetensors
+    ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
     /// shape; the errors of [`EncoderConfig::check`].
