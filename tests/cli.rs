@@ -410,6 +410,19 @@ fn texts_before_a_refused_one_are_classified_and_the_error_names_its_line() -> a
 }
 
 #[test]
+fn a_task_prints_the_results_of_all_texts_before_an_invalid_record() {
+    for (command, folder) in [("classify", "sequence"), ("tag", "tagger")] {
+        let model = golden(&format!("heads/{folder}"));
+        let arguments = [command, "--model", model.to_str().unwrap()];
+        let run = encodle(&arguments, b"a cab\nfade\nbad\nna\xefve\n").code(1);
+        let lines = run.get_output().stdout.split(|&byte| byte == b'\n').count() - 1;
+        assert_eq!(lines, 3, "{command}");
+        let error = stderr(run);
+        assert!(error.starts_with("encodle: standard input, line 4: expected UTF-8"), "{error}");
+    }
+}
+
+#[test]
 fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     let folder = |name: &str| golden(&format!("heads/{name}")).to_str().unwrap().to_string();
     let lines = |text: String| -> anyhow::Result<Vec<serde_json::Value>> {

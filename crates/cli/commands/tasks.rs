@@ -157,17 +157,19 @@ fn run<P: Pipeline>(task: Task, values: Map<String, Value>) -> Result<()> {
         let valid = records.by_ref().take(CHUNK_SIZE);
         let valid = valid.map_while(|record| record.map_err(|error| outcome = Err(error)).ok());
         let chunk: Vec<Record> = valid.collect();
-        let is_last = outcome.is_err() || chunk.len() < CHUNK_SIZE;
+        let is_last = chunk.len() < CHUNK_SIZE;
         let texts: Vec<&str> = chunk.iter().map(Record::text).collect();
         let mut tokenized = vec![];
         for (record, text) in chunk.iter().zip(model.tokenize_all(&texts, &params)) {
             match text {
                 Ok(text) => tokenized.push(text),
-                Err(error @ LongQuestion { .. }) => outcome = Err(error.into()),
-                Err(error) => outcome = Err(refused(record, &source, error).into()),
-            }
-            if tokenized.len() < texts.len() && outcome.is_err() {
-                break;
+                Err(error) => {
+                    outcome = Err(match error {
+                        LongQuestion { .. } => error.into(),
+                        error => refused(record, &source, error).into(),
+                    });
+                    break;
+                }
             }
         }
         truncation.add(&Truncated::of(tokenized.iter().flat_map(|text| &text.sequences)));
