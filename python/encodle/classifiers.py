@@ -27,10 +27,12 @@ class _Task(Pipeline[_encodle.Task]):
         """The labels of the model; empty for a model without labels."""
         return self._native.labels
 
-    def _run(self, texts: str | Texts, **parameters: Any) -> Any:
-        """The result of each text, or of the only text, as a dict."""
+    def _run(self, texts: str | Texts, field: str | None = None, **parameters: Any) -> Any:
+        """The result of each text, or of the only text: a dict, or a field of it."""
+        single = _arguments.is_single(texts)
         results = self._native.run(_arguments.text_list(texts), parameters)
-        return results[0] if _arguments.is_single(texts) else results
+        of_texts = results if field is None else [result[field] for result in results]
+        return of_texts[0] if single else of_texts
 
 
 class TextClassifier(_Task):
@@ -58,7 +60,8 @@ class TextClassifier(_Task):
         label's id, as in "a (2)". The scores are probabilities, or logits if the model's
         `problem_type` is regression.
         """
-        return self._run(texts)
+        results: Classification | list[Classification] = self._run(texts)
+        return results
 
 
 class TokenClassifier(_Task):
@@ -86,10 +89,10 @@ class TokenClassifier(_Task):
 
         Returns a list of `Entity` for each text.
         """
-        tagged = self._run(texts, aggregation=aggregation)
-        if isinstance(tagged, dict):
-            return tagged["entities"]
-        return [text["entities"] for text in tagged]
+        results: list[Entity] | list[list[Entity]] = self._run(
+            texts, "entities", aggregation=aggregation
+        )
+        return results
 
 
 class QuestionAnswerer(_Task):
@@ -114,7 +117,8 @@ class QuestionAnswerer(_Task):
         """
         _arguments.check_str(question=question)
         _arguments.check_positive(top_k=top_k)
-        return self._run(texts, question=question, top=top_k)
+        results: Answers | list[Answers] = self._run(texts, question=question, top=top_k)
+        return results
 
 
 class MaskFiller(_Task):
@@ -139,7 +143,7 @@ class MaskFiller(_Task):
         score.
         """
         _arguments.check_positive(top_k=top_k)
-        filled = self._run(texts, top=top_k)
-        if isinstance(filled, dict):
-            return filled["masks"]
-        return [text["masks"] for text in filled]
+        results: list[list[Token]] | list[list[list[Token]]] = self._run(
+            texts, "masks", top=top_k
+        )
+        return results

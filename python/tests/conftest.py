@@ -38,7 +38,7 @@ def model() -> encodle.SentenceTransformer:
 
 
 @pytest.fixture(scope="session")
-def encodle() -> Path:
+def program() -> Path:
     """The command `encodle`, built from this repository: ENCODLE_TEST_COMMAND, or target/release/encodle."""
     path = Path(os.environ.get("ENCODLE_TEST_COMMAND", ROOT / "target/release/encodle"))
     if not path.is_file():

@@ -36,22 +36,22 @@ def test_files_have_the_vectors_of_encode(model, sentences, tmp_path):
 
 @pytest.mark.parametrize("extension", ["parquet", "arrow", "jsonl", "npy"])
 @pytest.mark.parametrize("precision", ["f32", "int8"])
-def test_files_have_the_bytes_of_the_command(encodle, sentences, tmp_path, extension, precision):
+def test_files_have_the_bytes_of_the_command(program, sentences, tmp_path, extension, precision):
     records = tmp_path / "in.jsonl"
     lines = [{"id": i, "text": text} for i, text in enumerate(sentences * 30)]
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     theirs, ours = tmp_path / f"command.{extension}", tmp_path / f"python.{extension}"
-    command = [encodle, "embed", "--quiet", "--dtype", precision, "--input", records, "--output", theirs]
+    command = [program, "embed", "--quiet", "--dtype", precision, "--input", records, "--output", theirs]
     subprocess.run(command, check=True, timeout=120)
     encodle.embed_file(records, ours, precision=precision)
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_batch_embedder_gives_the_vectors_of_the_command(encodle, sentences, tmp_path):
+def test_batch_embedder_gives_the_vectors_of_the_command(program, sentences, tmp_path):
     texts = tmp_path / "in.parquet"
     pq.write_table(pa.table({"id": range(10), "text": sentences}), texts)
     output = tmp_path / "out.parquet"
-    subprocess.run([encodle, "embed", "--quiet", "--input", texts, "--output", output], check=True, timeout=60)
+    subprocess.run([program, "embed", "--quiet", "--input", texts, "--output", output], check=True, timeout=60)
     expected, got = pq.read_table(output), encodle.BatchEmbedder()(pq.read_table(texts))
     assert got.drop_columns("embedding").equals(expected.drop_columns("embedding"))
     assert got.schema.field("embedding").type.list_size == 384

@@ -102,10 +102,10 @@ class TestEmbedParquet:
         assert summary == Summary(written=names(shards), present=[], rows=120, skipped=[])
         assert_same_files(shards, tmp_path, precision="int8")
 
-    def test_vectors_equal_those_of_the_command(self, encodle, local, shards, tmp_path):
+    def test_vectors_equal_those_of_the_command(self, program, local, shards, tmp_path):
         embed_parquet(str(shards), str(tmp_path / "ray"))
         for name in names(shards):
-            command = [encodle, "embed", "--quiet", "--input", shards / name, "--output", tmp_path / name]
+            command = [program, "embed", "--quiet", "--input", shards / name, "--output", tmp_path / name]
             subprocess.run(command, check=True, timeout=60)
             by_ray, by_command = pq.read_table(tmp_path / "ray" / name), pq.read_table(tmp_path / name)
             assert vector_bytes(by_ray) == vector_bytes(by_command)
