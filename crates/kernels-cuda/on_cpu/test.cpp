@@ -46,13 +46,16 @@ void check(const char *name, const std::vector<T> &got, const std::vector<double
            close ? "" : " FAILED");
 }
 
-// Attention over sequences with lengths around multiples of the tile size; the last has four tiles.
+// Attention over sequences with lengths around multiples of the tile size; without a band or a bias, the last has four tiles.
 // q, k and v are column ranges of one matrix, as a joint projection returns them. A query sees the
 // keys at the distances `first..=last`. With a band or a bias, a key and its value are NaN.
 template <typename T, int D>
 void attention(const std::string &name, double tolerance, Kind kind, int first, int last,
                auto kernel) {
-    const int lengths[] = {1, 63, 64, 7, 65, 193}, heads = 2, groups = 1, group = heads / groups;
+    // The sanitizers are slow: fewer sequences with a band or a bias.
+    const std::vector<int> lengths =
+        kind == WHOLE ? std::vector{1, 63, 64, 7, 65, 193} : std::vector{7, 130};
+    const int heads = 2, groups = 1, group = heads / groups;
     const int radius = 200, columns = 2 * radius + 1;
     int n = 0;
     std::vector<uint32_t> tiles;
@@ -114,8 +117,8 @@ void attention(const std::string &name, double tolerance, Kind kind, int first, 
 template <typename T, int D>
 void attention(const std::string &name, double tolerance, auto whole, auto band, auto biased) {
     attention<T, D>(name, tolerance, WHOLE, 0, 0, whole);
-    attention<T, D>(name + ", window", tolerance, BAND, -70, 70, band);
-    attention<T, D>(name + ", causal window", tolerance, BAND, 2 - 70, 2, band);
+    attention<T, D>(name + ", window", tolerance, BAND, -20, 20, band);
+    attention<T, D>(name + ", causal window", tolerance, BAND, 2 - 20, 2, band);
     attention<T, D>(name + ", no visible key", tolerance, BAND, 30, 50, band);
     attention<T, D>(name + ", bias", tolerance, BIASED, -500, 500, biased);
     attention<T, D>(name + ", bias, window", tolerance, BIASED, -3, 3, biased);
