@@ -121,7 +121,7 @@ def test_a_wrong_variable_names_its_option(variable, value):
     env = os.environ | {variable: value}
     run = subprocess.run([ENCODLE, "serve"], env=env, capture_output=True, text=True, timeout=20, cwd=ROOT)
     assert run.returncode == 2, run.stderr
-    assert "--" + variable[5:].lower().replace("_", "-") in run.stderr
+    assert "--" + variable.removeprefix("ENCODLE_").lower().replace("_", "-") in run.stderr
 
 
 def test_cors_of_a_server_with_keys(serve):
