@@ -12,8 +12,13 @@ pub const NAME: &str = "all-MiniLM-L6-v2";
 /// Its name on the Hugging Face hub.
 const HUB_NAME: &str = "sentence-transformers/all-MiniLM-L6-v2";
 
+/// The files of `model`, or of the default model if `model` is `None`.
+pub fn open_or_default(model: Option<&str>) -> Result<ModelFiles> {
+    model.map_or_else(files, model_files::open)
+}
+
 /// The files of the default model.
-pub fn files() -> Result<ModelFiles> {
+fn files() -> Result<ModelFiles> {
     builtin_or(model_files::download)
 }
 

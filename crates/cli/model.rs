@@ -7,7 +7,7 @@ use clap::Args;
 use encoder::{Embedder, Pooling, PoolingMode};
 use serde::{Deserialize, Serialize};
 
-use crate::{compute::Compute, default_model, messages, model_files};
+use crate::{compute::Compute, default_model, messages};
 
 /// The help of `--model`, without the default.
 pub const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transformers model, or \
@@ -118,7 +118,7 @@ impl Model {
 
     /// Loads the model.
     pub fn embedder(&self) -> Result<Embedder> {
-        let files = model_files::open_or_default(self.model.as_deref())?;
+        let files = default_model::open_or_default(self.model.as_deref())?;
         let options = self.compute.start()?;
         let embedder = match &self.pooling[..] {
             [] => Embedder::from_files(&files, &options)?,

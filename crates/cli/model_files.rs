@@ -1,16 +1,9 @@
-//! The files of a model: in a folder, on the Hugging Face hub, or those of the default model.
+//! The files of a model: in a folder or on the Hugging Face hub.
 
 use std::path::Path;
 
 use anyhow::Result;
 use encoder::ModelFiles;
-
-use crate::default_model;
-
-/// The files of `model`, or of the default model if `model` is `None`.
-pub fn open_or_default(model: Option<&str>) -> Result<ModelFiles> {
-    model.map_or_else(default_model::files, open)
-}
 
 /// The files of `model`, which names a folder, a weights file or a model on the hub.
 pub fn open(model: &str) -> Result<ModelFiles> {

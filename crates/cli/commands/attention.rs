@@ -19,7 +19,7 @@ use crate::{
         terminal::write_matrix,
     },
     compute::Compute,
-    messages, model_files,
+    default_model, messages,
     truncation::Truncation,
 };
 
@@ -140,7 +140,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Runs the model on the text, and returns the weights of the chosen kind, and a title for them.
 fn read(args: &Args) -> Result<(TextAttention, String)> {
-    let files = model_files::open_or_default(args.model.as_deref())?;
+    let files = default_model::open_or_default(args.model.as_deref())?;
     let options = args.compute.start()?;
     let reader = AttentionReader::from_files(&files, &options)?;
     let mut all = reader.read(&args.text, args.pair.as_deref())?;

@@ -10,7 +10,7 @@ use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use encoder::Inspection;
 
-use crate::{fit::harmless, model_files};
+use crate::{default_model, fit::harmless};
 
 #[derive(Parser)]
 #[command(after_help = "The exit code is 1 if the model cannot be run or a problem is listed.
@@ -39,7 +39,7 @@ enum Format {
 
 /// The exit code is 1 if the model cannot be run or has a problem.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let files = model_files::open_or_default(args.model.as_deref())?;
+    let files = default_model::open_or_default(args.model.as_deref())?;
     let inspection = Inspection::new(&files);
     let mut out = io::stdout().lock();
     match args.format {

@@ -24,7 +24,7 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 use crate::{
     arguments::{positive, usage_error},
     compute::Machine,
-    default_model, messages, model, model_files,
+    default_model, messages, model,
 };
 
 /// The environment variable with API keys, separated by commas.
@@ -443,7 +443,7 @@ fn default_name(model: &str) -> String {
 /// Loads the models, in their order.
 fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
     let load = |Source { name, model, dtype, pooling }: &Source| {
-        let files = model_files::open_or_default(model.as_deref())?;
+        let files = default_model::open_or_default(model.as_deref())?;
         let log = |choice: &str| tracing::info!(name, "{choice}");
         let options = machine.options(*dtype, log)?;
         let model = Model::from_files(&files, pooling.clone(), &options)

@@ -62,7 +62,7 @@ pub enum Error {
 
     /// A module was computed whose tensors are not loaded.
     #[error(transparent)]
-    NotLoaded(#[from] crate::NotLoaded),
+    NotLoaded(#[from] NotLoaded),
 
     /// `MHA_ISA` is not the name of an instruction set that this machine supports.
     #[error(transparent)]
@@ -81,4 +81,12 @@ impl From<Error> for candle_core::Error {
             other => candle_core::Error::wrap(other),
         }
     }
+}
+
+/// The name of a tensor that is not loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("tensor {tensor:?} is not loaded: only its name and shape were read")]
+pub struct NotLoaded {
+    /// The tensor's name.
+    pub tensor: String,
 }

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
 use mha_kernels::SharedBytes;
 
-use crate::{Error, Result};
+use crate::{Error, NotLoaded, Result};
 
 /// The tensors that a module is built from: those of a [`VarBuilder`], or of a [`WeightSource`].
 ///
@@ -117,14 +117,6 @@ impl PackedArray for SharedBytes {
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         out.write_all(self.as_slice())
     }
-}
-
-/// The name of a tensor that is not loaded.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("tensor {tensor:?} is not loaded: only its name and shape were read")]
-pub struct NotLoaded {
-    /// The tensor's name.
-    pub tensor: String,
 }
 
 /// A part of a module, or the name of a tensor that the part lacks.
