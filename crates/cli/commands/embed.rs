@@ -182,10 +182,10 @@ impl Args {
         }
     }
 
-    /// Where to write the vectors.
+    /// The destination of the vectors.
     ///
     /// # Errors
-    /// Those of [`EmbedRun::new`], and for a format that cannot be written there.
+    /// The errors of [`EmbedRun::new`]; an error for a format that cannot be written there.
     fn output(&self, source: &RecordSource) -> Result<Output> {
         let Some(output) = &self.output else {
             return match self.format {
@@ -216,7 +216,7 @@ impl Args {
     }
 }
 
-/// Where the vectors go.
+/// The destination of the vectors.
 enum Output {
     File(EmbedRun),
     /// JSON lines on standard output.

@@ -100,9 +100,9 @@ impl FromArgMatches for TaskCommand {
 /// The command of a task, with its parameters and the arguments of all tasks.
 fn command<P: Pipeline>() -> Command {
     let example = P::EXAMPLE;
-    let values = example.parameters.iter().map(|(name, value)| match value.contains(' ') {
-        true => format!(" --{name} \"{value}\""),
-        false => format!(" --{name} {value}"),
+    let values = example.parameters.iter().map(|(name, value)| {
+        let quote = if value.contains(' ') { "\"" } else { "" };
+        format!(" --{name} {quote}{value}{quote}")
     });
     let values: String = values.collect();
     let (name, text) = (P::COMMAND, example.text);

@@ -16,7 +16,7 @@ pub trait Choice: Copy + PartialEq + 'static {
     /// The name of a value, which [`str::parse`] accepts.
     fn name(self) -> &'static str;
 
-    /// What a value means, in a phrase without a full stop.
+    /// The meaning of a value, a phrase without a full stop.
     fn help(self) -> &'static str;
 
     /// The value of this name.

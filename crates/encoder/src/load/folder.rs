@@ -19,7 +19,7 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub(crate) struct ModelFolder {
     files: ModelFiles,
-    /// What is known of each file, by its path in the source.
+    /// The state of each file that was opened or looked for, by its path in the source.
     known: Arc<Mutex<BTreeMap<String, Known>>>,
 }
 

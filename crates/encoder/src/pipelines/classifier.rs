@@ -10,7 +10,7 @@ use super::{
     dense::TorchActivation,
     inspect::check_classifier,
     modules,
-    task::{Example, Pipeline, TaskSize, TokenizedText, in_batches, parameters},
+    task::{Example, Pipeline, TaskSize, TokenizedText, in_parts, parameters},
     with_tokenizer::with_tokenizer,
 };
 use crate::{
@@ -369,7 +369,7 @@ impl TextClassifier {
     /// infinite.
     pub fn logits(&self, sequences: &[Tokens]) -> Result<Vec<Vec<f32>>> {
         let sequences: Vec<&Tokens> = sequences.iter().collect();
-        in_batches(&sequences, &mut |batch| self.compute(batch, &TextClassifierParams {}))
+        in_parts(&sequences, &mut |batch| self.compute(batch, &TextClassifierParams {}))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     Batch, EmbedOptions, Embedder, Result, TEXTS_PER_CHUNK, TextTokenizer, TokenizedTexts,
 };
 
-/// What a text becomes. The row of a dense model, such as [`Embedder`], is a vector, `Vec<f32>`.
+/// The result of a model for a text. The row of a dense model, such as [`Embedder`], is a vector, `Vec<f32>`.
 /// JSON files contain the row as it serialises.
 pub trait Row: Serialize + Send + 'static {
     /// The numbers that the model computed for the text, without indices and shapes.
@@ -24,7 +24,7 @@ impl Row for Vec<f32> {
 /// A text is tokenized first, which can happen on another thread while the rows of the texts before
 /// it are computed.
 pub trait Embed: Clone + Send + Sync + 'static {
-    /// What a text becomes.
+    /// The result for a text.
     type Row: Row;
 
     /// The tokenizer.
@@ -36,14 +36,14 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// Tokenizes texts for [`Self::embed_rows`].
     ///
     /// # Errors
-    /// Those that [`Embedder::tokenize`] lists.
+    /// The errors that [`Embedder::tokenize`] lists.
     fn tokenize<S: AsRef<str>>(&self, texts: &[S], options: EmbedOptions)
     -> Result<TokenizedTexts>;
 
     /// The row of each text, computed in batches, each within `run`.
     ///
     /// # Errors
-    /// Those that [`Embedder::embed_tokenized`] lists.
+    /// The errors that [`Embedder::embed_tokenized`] lists.
     fn embed_rows(
         &self,
         texts: &TokenizedTexts,
@@ -54,7 +54,7 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// read and embedded at a time.
     ///
     /// # Errors
-    /// Those of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator returns
+    /// The errors of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator returns
     /// the error instead of the chunk's rows, and ends.
     /// # Examples
     /// ```

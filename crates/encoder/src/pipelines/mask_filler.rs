@@ -193,7 +193,8 @@ impl Pipeline for MaskFiller {
         sequences: &[&Tokens],
         params: &MaskFillerParams,
     ) -> Result<Vec<Vec<Vec<Candidate>>>> {
-        let ids: Vec<u32> = sequences.iter().flat_map(|tokens| tokens.input_ids.clone()).collect();
+        let ids: Vec<u32> =
+            sequences.iter().flat_map(|tokens| &tokens.input_ids).copied().collect();
         let masks = (0u32..).zip(&ids).filter(|(_, id)| **id == self.mask_id);
         let masks: Vec<u32> = masks.map(|(position, _)| position).collect();
         if masks.is_empty() {

@@ -1,4 +1,4 @@
-//! What a command, an HTTP route and a Python class need to know about a task. Each of them is
+//! The description of a task for the command, the HTTP route and the Python class, each of which is
 //! written once for all tasks.
 
 use rayon::prelude::*;
@@ -35,7 +35,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     const TASK: &'static str;
     /// The name of the command and, with `_` for `-`, of the route, such as `answer`.
     const COMMAND: &'static str;
-    /// What the command and the route do, in an imperative phrase.
+    /// The purpose of the command and the route, an imperative phrase.
     const ABOUT: &'static str;
     /// A call as an example: the arguments and the text.
     const EXAMPLE: Example;
@@ -47,7 +47,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
 
     /// The parameters of a call, equal for all texts.
     type Params: Params;
-    /// What [`Self::finish`] needs to know about a tokenized text beside its sequences.
+    /// The part of a tokenized text that [`Self::finish`] needs beside its sequences.
     type Context: Send + 'static;
     /// The values of a sequence.
     type Values: Send + 'static;
@@ -57,7 +57,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     /// Loads the model.
     ///
     /// # Errors
-    /// Those of the `from_files` of the type.
+    /// The errors of the `from_files` of the type.
     fn load(files: &ModelFiles, options: &LoadOptions) -> Result<Self>;
 
     /// The tokenizer.
@@ -77,7 +77,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     /// An upper bound of the size of a text's sequences, values and result.
     ///
     /// # Errors
-    /// Those of [`Self::tokenize`].
+    /// The errors of [`Self::tokenize`].
     fn size(&self, text: &str, params: &Self::Params) -> Result<TaskSize>;
 
     /// Turns a text into sequences. If there are none, [`Self::compute`] is not called.
@@ -114,7 +114,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     /// The results of texts, in their order.
     ///
     /// # Errors
-    /// Those of [`Self::tokenize`], [`Self::compute`] and [`Self::finish`].
+    /// The errors of [`Self::tokenize`], [`Self::compute`] and [`Self::finish`].
     fn run<S: AsRef<str> + Sync>(
         &self,
         texts: &[S],
@@ -138,7 +138,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     /// computation with an error.
     ///
     /// # Errors
-    /// Those of `compute` and [`Self::finish`].
+    /// The errors of `compute` and [`Self::finish`].
     fn run_tokenized<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -147,7 +147,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
         mut compute: impl FnMut(&[&Tokens]) -> Result<Vec<Self::Values>>,
     ) -> Result<Vec<Self::Output>> {
         let sequences: Vec<&Tokens> = tokenized.iter().flat_map(|text| &text.sequences).collect();
-        let mut values = in_batches(&sequences, &mut compute)?.into_iter();
+        let mut values = in_parts(&sequences, &mut compute)?.into_iter();
         let finish = |(text, tokenized): (&S, TokenizedText<_>)| {
             let own = values.by_ref().take(tokenized.sequences.len()).collect();
             self.finish(text.as_ref(), tokenized.context, own, params)
@@ -178,7 +178,7 @@ pub struct TextResult<T> {
 pub struct TokenizedText<C> {
     /// The sequences, in the order of their values.
     pub sequences: Vec<Tokens>,
-    /// What [`Pipeline::finish`] needs.
+    /// The part that [`Pipeline::finish`] needs.
     pub context: C,
 }
 
@@ -218,7 +218,7 @@ impl<T: Serialize + Send + utoipa::ToSchema + 'static> TaskOutput for T {}
 ///
 /// # Errors
 /// The error of the first part for which `compute` fails.
-pub(crate) fn in_batches<T>(
+pub(crate) fn in_parts<T>(
     sequences: &[&Tokens],
     compute: &mut impl FnMut(&[&Tokens]) -> Result<Vec<T>>,
 ) -> Result<Vec<T>> {
@@ -276,7 +276,7 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// What the parameter means, in a phrase without a full stop.
+    /// The meaning of the parameter, a phrase without a full stop.
     pub fn help(self) -> &'static str {
         phrase(self.documentation)
     }
