@@ -4,13 +4,14 @@
 //! GPU. Arguments select cases `MODEL/DTYPE/CASE` that contain one of them, for example
 //! `bert-base/f16/64x128`, `modernbert` or `/64x128`.
 //!
-//! The output is a line of JSON per case. A round copies the ids of packed sequences to the GPU and
+//! The output is a line of JSON per case. A round copies the ids of ragged sequences to the GPU and
 //! waits for all hidden states. `ms` is the time between two events on the GPU, `wall_ms` the
 //! wall-clock time, and `graph` is true if a CUDA graph was replayed. `gemm_fraction` is the number
 //! of operations per second of the matrix products of BERT-base, divided by that of one product of
-//! large bf16 matrices. Further lines give the rate of that product and the lengths of the sequences.
-//! Without arguments, they also give the memory of a batch of BERT-base without the weights, and the
-//! time of attention alone: ours and, with the feature `flash-attn`, candle-flash-attn's.
+//! large bf16 matrices. Further lines give the rate of that product and the lengths of the
+//! sequences. Without arguments, they also give the memory of a batch of BERT-base without the
+//! weights, and the time of attention alone: ours and, with the feature `flash-attn`,
+//! candle-flash-attn's.
 
 use std::{collections::HashMap, error::Error, time::Instant};
 
@@ -26,7 +27,7 @@ use candle_core::{
     },
 };
 use candle_nn::{VarBuilder, VarMap};
-use encoder::{EncoderConfig, EncoderModel, ModelConfig, PackedBatch, Precision};
+use encoder::{EncoderConfig, EncoderModel, ModelConfig, Precision, RaggedBatch};
 use mha::{AttentionMask, Init, scaled_dot_product_attention};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -158,7 +159,7 @@ fn main() -> Result {
                 }
                 if with_memory {
                     let batch = batch(&[512; 64])?;
-                    let bytes = memory(&device, || Ok(model.forward_packed(&batch)?))?;
+                    let bytes = memory(&device, || Ok(model.forward_ragged(&batch)?))?;
                     println!(
                         "{{\"dtype\": \"{dtype}\", \"memory_of\": \"64x512\", \
                          \"gigabytes\": {:.2}}}",
@@ -190,7 +191,7 @@ fn time(
 ) -> Result {
     let batch = batch(lengths)?;
     let graphs = model.cuda_graphs();
-    let [seconds, wall] = median(device, || Ok(model.forward_packed(&batch)?))?;
+    let [seconds, wall] = median(device, || Ok(model.forward_ragged(&batch)?))?;
     let gemm_fraction = match name {
         "bert-base" => format!("{:.3}", operations(model.config(), lengths) / seconds / rate),
         _ => "null".to_string(),
@@ -272,9 +273,9 @@ fn model(
     Ok(EncoderModel::new(&config, false, VarBuilder::from_tensors(weights, dtype, device))?)
 }
 
-fn batch(lengths: &[usize]) -> Result<PackedBatch> {
+fn batch(lengths: &[usize]) -> Result<RaggedBatch> {
     let mut random = StdRng::seed_from_u64(20260);
-    let mut batch = PackedBatch::default();
+    let mut batch = RaggedBatch::default();
     for &length in lengths {
         let ids: Vec<u32> = (0..length).map(|_| random.random_range(0..30_522)).collect();
         batch.push(&ids, &vec![0; length])?;
@@ -356,8 +357,8 @@ fn memory(device: &Device, call: impl FnOnce() -> Result<Tensor>) -> Result<u64>
 /// f32, or if a token's cosine is below 0.9999 in f16 or bf16.
 fn check(name: &str, model: &EncoderModel, exact: &EncoderModel) -> Result {
     let batch = batch(&[1, 63, 64, 65, 512, 7])?;
-    let got = model.forward_packed(&batch)?.to_dtype(DType::F32)?.to_device(&Cpu)?;
-    let expected = exact.forward_packed(&batch)?; // (N, E)
+    let got = model.forward_ragged(&batch)?.to_dtype(DType::F32)?.to_device(&Cpu)?;
+    let expected = exact.forward_ragged(&batch)?; // (N, E)
     if !is_finite(&got)? {
         return Err(format!("{name}: hidden states are NaN or infinite").into());
     }

@@ -134,7 +134,7 @@ fn linear_int8(bencher: Bencher, shape: Shape) {
 }
 
 /// The number of sequences, and the tokens of each.
-const PACKED: [(usize, usize); 3] = [(64, 28), (8, 128), (1, 512)];
+const RAGGED: [(usize, usize); 3] = [(64, 28), (8, 128), (1, 512)];
 
 /// The conversions and the entry point of an element type.
 struct Element<T> {
@@ -143,9 +143,9 @@ struct Element<T> {
     attention: fn(Isa, Attention<T>) -> Vec<T>,
 }
 
-/// Benches attention of packed sequences. q, k and v are columns of one `(N, 3·E)` matrix, the
+/// Benches attention of ragged sequences. q, k and v are columns of one `(N, 3·E)` matrix, the
 /// output of one matrix product.
-fn packed_attention<T: Copy + Sync>(
+fn ragged_attention<T: Copy + Sync>(
     bencher: Bencher,
     element: Element<T>,
     (sequences, tokens): (usize, usize),
@@ -183,22 +183,22 @@ fn packed_attention<T: Copy + Sync>(
     bencher.counter(operations).bench(|| attention(isa(), black_box(args)));
 }
 
-#[divan::bench(name = "attention_f32", args = PACKED)]
-fn packed_attention_f32(bencher: Bencher, packed: (usize, usize)) {
+#[divan::bench(name = "attention_f32", args = RAGGED)]
+fn ragged_attention_f32(bencher: Bencher, lengths: (usize, usize)) {
     let element = Element { from_f32: |x| x, to_f32: |x| x, attention: attention_f32 };
-    packed_attention(bencher, element, packed, 1e-6);
+    ragged_attention(bencher, element, lengths, 1e-6);
 }
 
 /// Tolerance: the softmax weights and the output are rounded to bf16, with relative errors of up to
 /// 2⁻⁹.
-#[divan::bench(name = "attention_bf16", args = PACKED)]
-fn packed_attention_bf16(bencher: Bencher, packed: (usize, usize)) {
+#[divan::bench(name = "attention_bf16", args = RAGGED)]
+fn ragged_attention_bf16(bencher: Bencher, lengths: (usize, usize)) {
     let element = Element {
         from_f32: |x| bf16::from_f32(x).to_bits(),
         to_f32: |x| bf16::from_bits(x).to_f32(),
         attention: attention_bf16,
     };
-    packed_attention(bencher, element, packed, 5e-3);
+    ragged_attention(bencher, element, lengths, 5e-3);
 }
 
 #[divan::bench(name = "add_layer_norm")]

@@ -1,13 +1,14 @@
-//! Benchmarks in f32, bf16 and int8: BERT-base with random weights on packed tokens, and
-//! all-MiniLM-L6-v2 from texts to vectors. Run with `cargo bench -p encodle-benches --bench models`.
-//! An item is a token for BERT-base and a text for MiniLM.
+//! Benchmarks in f32, bf16 and int8: BERT-base with random weights on a ragged batch, and
+//! all-MiniLM-L6-v2 from texts to vectors. Run with
+//! `cargo bench -p encodle-benches --bench models`. An item is a token for BERT-base and a text for
+//! MiniLM.
 
 use std::{collections::HashMap, sync::LazyLock};
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use divan::{Bencher, black_box, counter::ItemsCount};
-use encoder::{BertConfig, Embedder, EncoderModel, LoadOptions, PackedBatch, Precision};
+use encoder::{BertConfig, Embedder, EncoderModel, LoadOptions, Precision, RaggedBatch};
 use mha::Init;
 use mha_kernels::Isa;
 
@@ -50,14 +51,14 @@ fn bert_base(bencher: Bencher, precision: Precision, (sequences, tokens): (usize
     let model =
         EncoderModel::new(&config.encoder_config(), false, vb).expect("the sizes are consistent");
 
-    let mut batch = PackedBatch::default();
+    let mut batch = RaggedBatch::default();
     for first in (0..sequences).map(|i| i * tokens) {
         let id = |i| (i * 7919 % config.vocab_size) as u32;
         let ids: Vec<u32> = (first..first + tokens).map(id).collect();
         batch.push(&ids, &vec![0; tokens]).expect("each id has a token type");
     }
     let run =
-        || model.forward_packed(black_box(&batch)).expect("the ids are below the vocabulary size");
+        || model.forward_ragged(black_box(&batch)).expect("the ids are below the vocabulary size");
     assert_finite(&run(), [sequences * tokens, config.hidden_size]);
     bencher.counter(ItemsCount::new(sequences * tokens)).bench(run);
 }

@@ -1,5 +1,5 @@
-//! `encodle embed --input FILE --output FILE` and `encodle search`: formats, invalid records, interrupted
-//! runs.
+//! `encodle embed --input FILE --output FILE` and `encodle search`: formats, invalid records,
+//! interrupted runs.
 
 use std::{
     fs::{self, File},
@@ -305,7 +305,10 @@ fn rows_of_any_kind_are_written() -> Result<()> {
     run("out.parquet")?;
     let table = corpora.table("out.parquet")?;
     assert_eq!(table.column(1).as_primitive::<Float32Type>().values(), &[6., 9.]);
-    assert!(matches!(run("out.npy"), Err(corpus::Error::RowsWithoutArray)));
+    assert!(matches!(
+        run("out.npy"),
+        Err(corpus::Error::Output(corpus::OutputError::RowsWithoutArray))
+    ));
     Ok(())
 }
 

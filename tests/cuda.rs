@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{
     BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderForMaskedLm,
-    EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig, PackedBatch,
-    Precision,
+    EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig, Precision,
+    RaggedBatch,
 };
 use mha::{AttentionMask, ComputeType, Init, scaled_dot_product_attention as attend};
 use ops::Linear;
@@ -114,22 +114,22 @@ fn hidden_states_match_the_cpu() -> Result {
 
 /// Sequences of 1 to 512 tokens, D = 32.
 #[test]
-fn packed_sequences_match_the_cpu() -> Result {
+fn ragged_sequences_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
-    let mut batch = PackedBatch::default();
+    let mut batch = RaggedBatch::default();
     for length in [1, 512, 63, 64, 65, 2] {
         let ids: Vec<u32> = (0..length).map(|i| i * 7919 % 30_522).collect();
         batch.push(&ids, &vec![0; ids.len()])?;
     }
-    assert_same_as_on_cpu("packed", &gpu, |precision, device| {
-        Ok(EncoderModel::from_dir(MINILM, &options(precision, device))?.0.forward_packed(&batch)?)
+    assert_same_as_on_cpu("ragged", &gpu, |precision, device| {
+        Ok(EncoderModel::from_dir(MINILM, &options(precision, device))?.0.forward_ragged(&batch)?)
     })
 }
 
-/// Small models with random weights and heads of width 64, as in most base models: BERT, a window and
-/// rotary positions (ModernBERT), relative biases (MPNet) and ALiBi (Jina).
+/// Small models with random weights and heads of width 64, as in most base models: BERT, a window
+/// and rotary positions (ModernBERT), relative biases (MPNet) and ALiBi (Jina).
 #[test]
-fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
+fn ragged_sequences_with_heads_of_64_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let sizes = r#""vocab_size": 99, "hidden_size": 128, "num_attention_heads": 2,
         "num_hidden_layers": 3, "intermediate_size": 256, "max_position_embeddings": 514"#;
@@ -150,7 +150,7 @@ fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
         let vars = VarMap::new();
         let vb = Init::Bert { initializer_range: 0.05 }.var_builder(&vars, 1, DType::F32, &Cpu);
         EncoderModel::new(&config, false, vb)?;
-        let mut batch = PackedBatch::default();
+        let mut batch = RaggedBatch::default();
         for length in [1, 100, 64, 65, 200] {
             let ids: Vec<u32> = (0..length).map(|i| i * 31 % 99).collect();
             batch.push(&ids, &vec![0; ids.len()])?;
@@ -166,14 +166,14 @@ fn packed_sequences_with_heads_of_64_match_the_cpu() -> Result {
             });
             let weights = weights.collect::<candle_core::Result<_>>()?;
             let vb = VarBuilder::from_tensors(weights, dtype, device);
-            Ok(EncoderModel::new(&config, false, vb)?.forward_packed(&batch)?)
+            Ok(EncoderModel::new(&config, false, vb)?.forward_ragged(&batch)?)
         })?;
     }
     Ok(())
 }
 
 /// All architectures except BERT, from the tiny checkpoints that the golden tests compare with
-/// transformers: a padded batch, its attention weights, packed sequences and two task heads. The
+/// transformers: a padded batch, its attention weights, ragged sequences and two task heads. The
 /// attention heads of these checkpoints are too narrow for the attention kernel.
 #[test]
 fn every_architecture_matches_the_cpu() -> Result {
@@ -184,9 +184,9 @@ fn every_architecture_matches_the_cpu() -> Result {
             Golden::open(&format!("architectures/{architecture}/encoder/expected.safetensors"))?;
         let (ids, types) = (inputs.get("input_ids"), inputs.get("token_type_ids"));
         let mask = AttentionMask::none().with_padding(inputs.get("attention_mask"))?;
-        // The packed sequences have different lengths: sequence i is row i without its first i
+        // The ragged sequences have different lengths: sequence i is row i without its first i
         // tokens.
-        let mut batch = PackedBatch::default();
+        let mut batch = RaggedBatch::default();
         let rows = |x: &Tensor| x.to_dtype(DType::U32)?.to_vec2::<u32>();
         for (start, (ids, types)) in rows(ids)?.iter().zip(rows(types)?).enumerate() {
             batch.push(&ids[start..], &types[start..])?;
@@ -207,7 +207,7 @@ fn every_architecture_matches_the_cpu() -> Result {
                 ("hidden states", Tensor::cat(&all.hidden_states, 0)?),
                 ("attention weights", Tensor::cat(&all.attentions, 0)?),
                 ("last hidden state", padded),
-                ("packed", model.forward_packed(&batch)?),
+                ("ragged", model.forward_ragged(&batch)?),
                 ("masked tokens", masked.forward(&ids, Some(&types), &mask)?),
                 ("labels", sequence.forward(&ids, Some(&types), &mask)?),
             ])
@@ -234,7 +234,7 @@ fn a_replayed_graph_gives_the_same_bits_as_a_model_without_graphs() -> Result {
         // Batches of more than 256 tokens are not captured.
         for (lengths, captured) in [(&[8][..], 1), (&[3, 9, 1], 1), (&[200, 57], 0)] {
             for round in 0..2 + captured as u32 {
-                let mut batch = PackedBatch::default();
+                let mut batch = RaggedBatch::default();
                 for &length in lengths {
                     let ids: Vec<u32> = (0..length).map(|i| (i + round) * 7919 % 30_522).collect();
                     batch.push(&ids, &vec![round % 2; ids.len()])?;
@@ -242,8 +242,8 @@ fn a_replayed_graph_gives_the_same_bits_as_a_model_without_graphs() -> Result {
                 let values = |x: Tensor| x.to_dtype(DType::F32)?.to_device(&Cpu)?.to_vec2::<f32>();
                 let without_graphs = load()?; // a new model has not seen these lengths
                 assert!(
-                    values(model.forward_packed(&batch)?)?
-                        == values(without_graphs.forward_packed(&batch)?)?,
+                    values(model.forward_ragged(&batch)?)?
+                        == values(without_graphs.forward_ragged(&batch)?)?,
                     "{precision:?} {lengths:?}, round {round}"
                 );
                 assert_eq!(without_graphs.cuda_graphs(), 0);
@@ -264,20 +264,20 @@ fn a_model_that_autograd_tracks_is_not_captured() -> Result {
     let vars = VarMap::new();
     let vb = Init::Bert { initializer_range: 0.02 }.var_builder(&vars, 1, DType::F32, &gpu);
     let model = EncoderModel::new(&config.encoder_config(), false, vb)?;
-    let mut batch = PackedBatch::default();
+    let mut batch = RaggedBatch::default();
     batch.push(&[1, 2, 3], &[0; 3])?;
     for _ in 0..3 {
-        assert!(model.forward_packed(&batch)?.track_op());
+        assert!(model.forward_ragged(&batch)?.track_op());
     }
     assert_eq!(model.cuda_graphs(), 0);
     Ok(())
 }
 
 /// The attention kernels with D = 32 and 64, with grouped heads, and with causal masks, windows and
-/// biases; q, k and v are views of one tensor. In f16 and bf16, a thread block computes two tiles of
-/// 64 queries of the long batch.
+/// biases; q, k and v are views of one tensor. In f16 and bf16, a thread block computes two tiles
+/// of 64 queries of the long batch.
 #[test]
-fn attention_of_packed_sequences_matches_the_cpu() -> Result {
+fn attention_of_ragged_sequences_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
     let short = vec![0, 1, 64, 64, 129, 200];
     let mut long: Vec<usize> = (0..=17).map(|i| 128 * i).collect();
@@ -390,7 +390,7 @@ fn no_texts_have_no_embeddings() -> Result {
     let embedder = Embedder::from_dir(MINILM, &LoadOptions::default().with_device(&gpu))?;
     assert_eq!(embedder.embed::<&str>(&[])?.dims(), [0, 384]);
     let (model, _) = EncoderModel::from_dir(MINILM, &LoadOptions::default().with_device(&gpu))?;
-    let hidden = model.forward_packed(&PackedBatch::default())?;
+    let hidden = model.forward_ragged(&RaggedBatch::default())?;
     assert_eq!(hidden.to_vec2::<f32>()?, Vec::<Vec<f32>>::new());
     assert_eq!(hidden.dims(), [0, 384]);
     Ok(())

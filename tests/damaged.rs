@@ -7,7 +7,7 @@ use arrow_ipc::writer::FileWriter;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use corpus::{RecordSource, VectorFile};
 use encoder::{
-    Embedder, EncoderForMaskedLm, EncoderModel, LoadOptions, ModelConfig, ModelFiles, PackedBatch,
+    Embedder, EncoderForMaskedLm, EncoderModel, LoadOptions, ModelConfig, ModelFiles, RaggedBatch,
     Search, TextTokenizer,
 };
 use mha::AttentionMask;
@@ -400,11 +400,11 @@ fn invalid_input_tensors_are_rejected() -> anyhow::Result<()> {
         run(&Tensor::zeros((2, 0), DType::U32, &Cpu)?, None, &none),
         "input_ids has the wrong shape: expected (B, T), at least one token, got [2, 0]"
     );
-    let packed = AttentionMask::none().with_sequences(&[0, 1, 2])?;
+    let ragged = AttentionMask::none().with_sequences(&[0, 1, 2])?;
     assert_eq!(
-        run(&ids, None, &packed),
-        "mask is for packed sequences: expected a mask for padded sequences; use forward_packed for \
-         packed sequences"
+        run(&ids, None, &ragged),
+        "mask is for ragged sequences: expected a mask for padded sequences; use forward_ragged for \
+         ragged sequences"
     );
     Ok(())
 }
@@ -417,7 +417,7 @@ fn a_fully_masked_sequence_gives_zeros() -> anyhow::Result<()> {
     let out = model.forward(&ids, None, &hidden)?.last_hidden_state;
     assert_eq!(out.dims(), [1, 3, 24]);
     assert_eq!(out.abs()?.sum_all()?.to_scalar::<f32>()?, 0.0);
-    assert_eq!(model.forward_packed(&PackedBatch::default())?.dims(), [0, 24]);
+    assert_eq!(model.forward_ragged(&RaggedBatch::default())?.dims(), [0, 24]);
     Ok(())
 }
 

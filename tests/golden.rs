@@ -56,7 +56,7 @@ fn tiny_bert_equals_transformers() -> Result {
         }
         let plain = model.forward(input_ids, Some(types), &mask)?;
         let expected = golden.get("hidden_states.3").broadcast_mul(&tokens)?;
-        assert_close("packed", &plain.last_hidden_state, &expected, 1e-5);
+        assert_close("ragged", &plain.last_hidden_state, &expected, 1e-5);
 
         // The pooler of transformers reads column 0, even if it is padding. The pooler here reads
         // the first token: column 4 and 3 in the last two sequences.
@@ -76,9 +76,9 @@ fn tiny_bert_equals_transformers() -> Result {
     Ok(())
 }
 
-/// A head mask of ones has no effect on the result, although the batch is then not packed.
+/// A head mask of ones has no effect on the result, although the batch is then not ragged.
 #[test]
-fn packed_and_unpacked_batches_treat_padding_alike() -> Result {
+fn ragged_and_padded_batches_treat_padding_alike() -> Result {
     let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), &LoadOptions::default())?;
     let ids = Tensor::new(&[[0u32, 5, 6, 7]], &Cpu)?;
     let padding = AttentionMask::none().with_padding(&Tensor::new(&[[0u8, 1, 1, 1]], &Cpu)?)?;
@@ -90,7 +90,7 @@ fn packed_and_unpacked_batches_treat_padding_alike() -> Result {
     Ok(())
 }
 
-/// A batch with a causal mask is not packed. The tokens of a prefix do not attend to later tokens.
+/// A batch with a causal mask is not ragged. The tokens of a prefix do not attend to later tokens.
 #[test]
 fn a_causal_mask_hides_later_tokens_in_a_model() -> Result {
     let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), &LoadOptions::default())?;

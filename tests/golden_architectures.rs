@@ -12,7 +12,7 @@ use encoder::{
     Activation, Aggregation, EmbedOptions, Embedder, EncoderForMaskedLm,
     EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
     EncoderModel, Inspection, LoadOptions, LoadReport, MaskFiller, ModelConfig, ModelFiles,
-    PackedBatch, Positions, Precision, Prompt, TextClassifier, TextTokenizer, TokenClassifier,
+    Positions, Precision, Prompt, RaggedBatch, TextClassifier, TextTokenizer, TokenClassifier,
 };
 use mha::AttentionMask;
 
@@ -128,13 +128,13 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         }
         let batch = model.forward(ids, types, mask)?;
         case.check_visible(&format!("hidden_states.{layers}"), &batch.last_hidden_state)?;
-        // If a model uses distances, a batch is packed only if no mask has a gap. Sequence 0 has no
-        // padding, so a batch of only this sequence is packed.
+        // If a model uses distances, a batch is ragged only if no mask has a gap. Sequence 0 has no
+        // padding, so a batch of only this sequence is ragged.
         let first = |x: &Tensor| x.narrow(0, 0, 1);
         let types = types.map(first).transpose()?;
         let alone = model.forward(&first(ids)?, types.as_ref(), &AttentionMask::none())?;
         let expected = first(case.golden.get(&format!("hidden_states.{layers}")))?;
-        assert_close(&format!("{} packed", case.name), &alone.last_hidden_state, &expected, 1e-5);
+        assert_close(&format!("{} ragged", case.name), &alone.last_hidden_state, &expected, 1e-5);
         if let Some(expected) = case.golden.find("pooler_output") {
             case.check_without_padding_at_the_start(
                 "pooler_output",
@@ -682,11 +682,11 @@ fn hidden_states_do_not_depend_on_the_batch() -> Result {
             let ids =
                 |length: usize| (0..length as u32).map(|i| 4 + i * 7 % 43).collect::<Vec<_>>();
             let hidden = |lengths: &[usize]| -> Result<Vec<Vec<f32>>> {
-                let mut batch = PackedBatch::default();
+                let mut batch = RaggedBatch::default();
                 for &length in lengths {
                     batch.push(&ids(length), &vec![0; length])?;
                 }
-                Ok(model.forward_packed(&batch)?.to_vec2()?)
+                Ok(model.forward_ragged(&batch)?.to_vec2()?)
             };
             let batch = hidden(&[9, 1, 15, 4])?;
             let mut start = 0;

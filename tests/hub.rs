@@ -11,7 +11,7 @@ use std::{
 };
 
 use assert_cmd::{Command, cargo::cargo_bin_cmd};
-use encoder::{Error, Hub, LoadOptions, ModelFiles, TextClassifier};
+use encoder::{Error, Hub, HubError, LoadOptions, ModelFiles, TextClassifier};
 use sha1::{Digest, Sha1};
 use sha2::Sha256;
 use tempfile::TempDir;
@@ -520,7 +520,7 @@ fn offline_mode_uses_only_the_cache() -> Result {
     let fixture = Fixture::new(hub, store);
     let files = fixture.hub().offline(true).model("org/name")?;
     let error = files.need("config.json", "sizes").unwrap_err();
-    assert!(matches!(error, Error::Offline { .. }), "{error}");
+    assert!(matches!(error, Error::Hub(HubError::Offline { .. })), "{error}");
     fixture.files().need("config.json", "sizes")?;
     let requests_before = fixture.hub.requests().len();
     let files = fixture.hub().offline(true).model("org/name")?;

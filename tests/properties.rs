@@ -224,7 +224,7 @@ fn identity_attention(config: AttentionConfig, dtype: DType) -> mha::Result<Mult
 
 /// Compares disentangled attention with its definition in f64. Bit 0 of `terms` adds the keys of
 /// positions, bit 1 their queries, each `(H, R, D)`; `kind` selects the mask: padding, causal with
-/// an offset, or two packed sequences.
+/// an offset, or two ragged sequences.
 fn check_disentangled(
     [b, h, t, s, d, r]: [usize; 6],
     terms: u8,

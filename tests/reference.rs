@@ -30,7 +30,7 @@ fn checkpoint(dir: &Path) -> Result<(HashMap<String, Tensor>, BertConfig)> {
     Ok((tensors.collect::<Result<_>>()?, config))
 }
 
-/// Compares the embeddings and the output of every layer, batched and packed.
+/// Compares the embeddings and the output of every layer, batched and ragged.
 fn compare(dir: &Path, ids: &Tensor, types: &Tensor, padding: &Tensor) -> Result {
     let (tensors, config) = checkpoint(dir)?;
     let expected = reference::bert(&tensors, &config, ids, types, padding)?;
@@ -46,10 +46,10 @@ fn compare(dir: &Path, ids: &Tensor, types: &Tensor, padding: &Tensor) -> Result
     for (i, (got, expected)) in all.hidden_states.iter().zip(&expected).enumerate() {
         assert_close(&format!("{name} hidden_states.{i}"), got, expected, 1e-5);
     }
-    let packed = model.forward(ids, Some(types), &mask)?;
+    let ragged = model.forward(ids, Some(types), &mask)?;
     assert_close(
-        &format!("{name} packed"),
-        &packed.last_hidden_state,
+        &format!("{name} ragged"),
+        &ragged.last_hidden_state,
         expected.last().unwrap(),
         1e-5,
     );

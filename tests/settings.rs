@@ -237,7 +237,7 @@ const NAMES_IN_ERRORS: [(&str, &str); 4] = [
     ("type", ": modules "),
 ];
 
-/// Whether a message is that of [`encoder::Error::Unsupported`] for a file and a key.
+/// Whether a message is that of [`encoder::ConfigError::Unsupported`] for a file and a key.
 fn is_refusal(error: &str, file: &str, key: &str) -> bool {
     let part = key.rsplit('.').next().unwrap_or(key);
     let name =

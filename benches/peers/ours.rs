@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{Embedder, EncoderModel, LoadOptions, PackedBatch, Precision, Search};
+use encoder::{Embedder, EncoderModel, LoadOptions, Precision, RaggedBatch, Search};
 use mha::{AttentionMask, scaled_dot_product_attention};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -139,7 +139,8 @@ fn inputs<T: DeserializeOwned>(
     Ok(chosen.collect::<Result<Vec<_>>>()?.into_iter())
 }
 
-/// Sequences of equal length are passed as one tensor, sequences of different lengths packed.
+/// Sequences of equal length are passed as one tensor, sequences of different lengths as a ragged
+/// batch.
 fn hidden_states(
     hf: &Path,
     names: &[String],
@@ -156,11 +157,11 @@ fn hidden_states(
                 Case::single(move || Ok(model.forward(&ids, None, &mask)?.last_hidden_state))
             }
             false => {
-                let mut batch = PackedBatch::default();
+                let mut batch = RaggedBatch::default();
                 for ids in &sequences {
                     batch.push(ids, &vec![0; ids.len()])?;
                 }
-                Case::single(move || Ok(model.forward_packed(&batch)?))
+                Case::single(move || Ok(model.forward_ragged(&batch)?))
             }
         };
         Ok((name, case))

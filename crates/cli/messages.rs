@@ -4,7 +4,10 @@
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::anyhow;
-use corpus::{Error, InvalidRecord, InvalidRecordKind, NonFinite, warnings};
+use corpus::{
+    Error, InputError, InvalidRecord, InvalidRecordKind, NonFinite, OutputError, ResumeError,
+    warnings,
+};
 
 use crate::fit::harmless;
 
@@ -24,7 +27,9 @@ pub fn error_line(error: &anyhow::Error) -> String {
 /// The same error without the advice to use `--input-format`, for commands without this option.
 pub fn without_input_format(error: Error) -> anyhow::Error {
     match error {
-        Error::UnsupportedExtension { .. } | Error::NoFields { .. } => anyhow!("{error}"),
+        Error::Input(InputError::UnsupportedExtension { .. } | InputError::NoFields { .. }) => {
+            anyhow!("{error}")
+        }
         error => error.into(),
     }
 }
@@ -32,23 +37,29 @@ pub fn without_input_format(error: Error) -> anyhow::Error {
 /// The end of an error message that names the options that resolve the error.
 fn advice(error: &Error) -> &'static str {
     match error {
-        Error::UnsupportedExtension { .. } => {
-            "; if the content has one of these formats, name the format with --input-format"
-        }
-        Error::NoFields { .. } => ", or --input-format",
-        Error::OutputExtension { .. } => ", or --format",
-        Error::NoColumn { expected, .. } if expected != "embedding" => {
-            "; name the text column with --field"
-        }
-        Error::NotText { .. } => "; name the text column with --field",
+        Error::Input(error) => match error {
+            InputError::UnsupportedExtension { .. } => {
+                "; if the content has one of these formats, name the format with --input-format"
+            }
+            InputError::NoFields { .. } => ", or --input-format",
+            InputError::NoColumn { expected, .. } if expected == "embedding" => "",
+            InputError::NoColumn { .. } | InputError::NotText { .. } => {
+                "; name the text column with --field"
+            }
+            _ => "",
+        },
         Error::InvalidRecord(InvalidRecord { kind: InvalidRecordKind::NoField { .. }, .. }) => {
             "; name the text field with --field"
         }
-        Error::OtherRun { .. } => ", or start again without --resume",
-        Error::RunStateVersion { .. }
-        | Error::InputShorter { .. }
-        | Error::InputChanged { .. }
-        | Error::InputGrew { .. } => "; start again without --resume",
+        Error::Output(OutputError::OutputExtension { .. }) => ", or --format",
+        Error::Resume(error) => match error {
+            ResumeError::OtherRun { .. } => ", or start again without --resume",
+            ResumeError::RunStateVersion { .. }
+            | ResumeError::InputShorter { .. }
+            | ResumeError::InputChanged { .. }
+            | ResumeError::InputGrew { .. } => "; start again without --resume",
+            _ => "",
+        },
         _ => "",
     }
 }
@@ -63,7 +74,12 @@ pub fn print(message: &str) {
 pub fn is_usage_error(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
-        Some(Error::NoFields { .. } | Error::OutputExtension { .. } | Error::JsonlDtype { .. })
+        Some(
+            Error::Input(InputError::NoFields { .. })
+                | Error::Output(
+                    OutputError::OutputExtension { .. } | OutputError::JsonlDtype { .. }
+                )
+        )
     )
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use candle_core::{DType, Tensor};
 use encoder::{
-    Batch, EmbedOptions, Error, ModelFiles, PackedBatch, Pooling, PoolingMode, Prompt,
+    Batch, EmbedOptions, Error, ModelFiles, Pooling, PoolingMode, Prompt, RaggedBatch,
     TEXTS_PER_CHUNK, Tokens, unless_stopped,
 };
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
@@ -123,8 +123,8 @@ impl Embedder {
         Ok(Self { embedder: Arc::new(embedder), pool: self.pool.clone() })
     }
 
-    /// The vectors of the valid rows, and the rows without vectors. If `skip` is false, the computation
-    /// ends at the first invalid row.
+    /// The vectors of the valid rows, and the rows without vectors. If `skip` is false, the
+    /// computation ends at the first invalid row.
     #[expect(clippy::too_many_arguments)]
     fn embed<'py>(
         &self,
@@ -218,8 +218,8 @@ impl Embedder {
     }
 }
 
-/// Consecutive ranges of at most `max_texts` rows, each of at most [`GROUP_BYTES`] unless it has one
-/// row.
+/// Consecutive ranges of at most `max_texts` rows, each of at most [`GROUP_BYTES`] unless it has
+/// one row.
 fn groups(rows: &[crate::texts::Row], max_texts: usize) -> Vec<Range<usize>> {
     let (mut groups, mut group, mut bytes) = (vec![], 0..0, 0);
     for row in rows {
@@ -251,11 +251,11 @@ fn hidden_states(
     embedder: &encoder::Embedder,
     tokens: &[Tokens],
 ) -> Result<Vec<Array2<f32>>, Error> {
-    let mut batch = PackedBatch::default();
+    let mut batch = RaggedBatch::default();
     for text in tokens {
         batch.push(&text.input_ids, &text.token_type_ids)?;
     }
-    let hidden = embedder.encoder().forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, E)
+    let hidden = embedder.encoder().forward_ragged(&batch)?.to_dtype(DType::F32)?; // (N, E)
     let states = batch.offsets().windows(2).map(|at| {
         let (len, width) = (at[1] - at[0], hidden.dim(1)?);
         let values = hidden.narrow(0, at[0], len)?.flatten_all()?.to_vec1()?;
@@ -352,7 +352,8 @@ impl Job {
     /// The error of embedding this text alone.
     fn failure(&self, text: &str, watch: &Watch) -> Option<String> {
         let part = || match self.embedder.tokenize(&[text], self.options()) {
-            // After tokenization, a single text can fail only if all its tokens belong to the prompt.
+            // After tokenization, a single text can fail only if all its tokens belong to the
+            // prompt.
             Ok(_) if self.prompt.is_empty() => None,
             Ok(tokenized) => {
                 self.embedder.embed_tokenized(&tokenized, unless_stopped(&watch.stop)).err()

@@ -85,7 +85,7 @@ pub fn is_missing_offline(source: Source) -> PyResult<bool> {
         return Ok(false);
     }
     let config = hub.model(model).and_then(|files| files.need("config.json", "a model").map(drop));
-    Ok(matches!(config, Err(encoder::Error::Offline { .. })))
+    Ok(matches!(config, Err(encoder::Error::Hub(encoder::HubError::Offline { .. }))))
 }
 
 /// Loads a pipeline on a pool.

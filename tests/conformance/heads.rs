@@ -4,7 +4,7 @@ use candle_core::{Device::Cpu, Tensor};
 use encoder::{
     Aggregation, EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, Labels, LoadOptions,
-    MaskFiller, PackedBatch, Pipeline, Prompt, QuestionAnswerer, TextClassifier, TokenClassifier,
+    MaskFiller, Pipeline, Prompt, QuestionAnswerer, RaggedBatch, TextClassifier, TokenClassifier,
     Tokens,
 };
 use mha::AttentionMask;
@@ -202,14 +202,14 @@ fn cross_encoder(t: &mut Table) {
 }
 
 fn edge_cases(t: &mut Table) {
-    t.head_case("sequence", "an empty sequence in a packed batch", |c| {
+    t.head_case("sequence", "an empty sequence in a ragged batch", |c| {
         let (model, _) =
             EncoderForSequenceClassification::from_files(&c.files(), &LoadOptions::default())?;
-        let mut batch = PackedBatch::default();
+        let mut batch = RaggedBatch::default();
         for ids in [&[1u32][..], &[], &[2]] {
             batch.push(ids, &vec![0; ids.len()])?;
         }
-        Ok(format!("{:?}", model.forward_packed(&batch)?.dims()))
+        Ok(format!("{:?}", model.forward_ragged(&batch)?.dims()))
     });
     for (case, text) in [
         (

@@ -152,14 +152,19 @@ pub fn run(mut args: Args) -> Result<()> {
 /// Checks that the records have the field, or that --records gives a file of records.
 ///
 /// # Errors
-/// [`corpus::Error::NoColumn`] if a corpus of records lacks the field; an error if there are no
-/// records.
+/// [`corpus::InputError::NoColumn`] if a corpus of records lacks the field; an error if there are
+/// no records.
 fn check_field(field: &str, vectors: &VectorFile, args: &Args) -> Result<()> {
     let name = args.corpus.display().to_string();
     match vectors.fields() {
         Some(fields) if !fields.contains(&field) => {
             let got = fields.into_iter().map(String::from).collect();
-            Err(corpus::Error::NoColumn { name, expected: field.to_string(), got }.into())
+            Err(corpus::Error::Input(corpus::InputError::NoColumn {
+                name,
+                expected: field.to_string(),
+                got,
+            })
+            .into())
         }
         None if args.records.is_none() => {
             bail!("--field needs --records, because {name} contains vectors only")

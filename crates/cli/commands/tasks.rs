@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Subcommand, builder::PossibleValue};
 use corpus::Record;
 use encoder::{
-    Error::LongQuestion, Parameter, ParameterKind, Params, Pipeline, TaskVisitor, TextResult,
+    Error, InputError, Parameter, ParameterKind, Params, Pipeline, TaskVisitor, TextResult,
     Truncated, for_each_task,
 };
 use serde_json::{Map, Value};
@@ -165,7 +165,7 @@ fn run<P: Pipeline>(task: Task, values: Map<String, Value>) -> Result<()> {
                 Ok(text) => tokenized.push(text),
                 Err(error) => {
                     outcome = Err(match error {
-                        LongQuestion { .. } => error.into(),
+                        Error::Input(InputError::LongQuestion { .. }) => error.into(),
                         error => refused(record, &source, error).into(),
                     });
                     break;

@@ -128,7 +128,7 @@ impl<E: Embed> Reader<E> {
                 Ok(tokenized) => {
                     return Some(Chunk { records, tokenized, position: self.position });
                 }
-                Err(error @ encoder::Error::LongText { index, .. }) => {
+                Err(error @ encoder::Error::Input(encoder::InputError::LongText { index, .. })) => {
                     *outcome = Err(records[index].refused(&self.name, error).into());
                     if !self.is_stream {
                         return None;

@@ -18,6 +18,44 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The input cannot be read: its format, its columns, or a record.
+    #[error(transparent)]
+    Input(#[from] InputError),
+
+    /// The output cannot be written: its path, its format, or a column.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+
+    /// An interrupted run cannot be resumed: its files are damaged, or the input or the options
+    /// have changed.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+
+    /// A file of vectors cannot be searched, or does not belong to the records.
+    #[error(transparent)]
+    Vectors(#[from] VectorsError),
+
+    /// A record has no text, cannot be read, or has a text that the model refuses.
+    #[error(transparent)]
+    InvalidRecord(#[from] InvalidRecord),
+
+    /// Embedding or searching failed.
+    #[error(transparent)]
+    Encoder(#[from] encoder::Error),
+
+    /// Records cannot be converted to or from Arrow arrays.
+    #[error(transparent)]
+    Conversion(#[from] ArrowError),
+
+    /// A record cannot be parsed or written as JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+/// The input cannot be read: its format, its columns, or a record.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
     /// The extension names a format that is not supported.
     #[error(
         "{name}: .{extension} files are not supported: expected .jsonl, .ndjson, .csv, .tsv, \
@@ -148,7 +186,12 @@ pub enum Error {
         /// The column's type.
         got: DataType,
     },
+}
 
+/// The output cannot be written: its path, its format, or a column.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutputError {
     /// The input already has a column `embedding`; vectors are written to a column of this name.
     #[error(
         "{name} already has a field \"embedding\", the name under which vectors are written: rename \
@@ -170,10 +213,6 @@ pub enum Error {
         /// The record's line.
         number: u64,
     },
-
-    /// A record has no text, cannot be read, or has a text that the model refuses.
-    #[error(transparent)]
-    InvalidRecord(#[from] InvalidRecord),
 
     /// A JSON object has a value that cannot be in the same column of a table as an earlier value,
     /// or that is nested too deeply for a table.
@@ -348,6 +387,19 @@ pub enum Error {
         source: io::Error,
     },
 
+    /// A `.npy` file was requested for rows that differ in length.
+    #[error(
+        "a .npy file contains vectors of one length, and the rows of this model differ in length: \
+         expected a .jsonl, .ndjson, .parquet or .arrow file"
+    )]
+    RowsWithoutArray,
+}
+
+/// An interrupted run cannot be resumed: its files are damaged, or the input or the options have
+/// changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResumeError {
     /// The state of an interrupted run, `OUTPUT.partial.json`, is not valid JSON or lacks a field.
     #[error("{} is damaged: {source}; remove it to start a new run", path.display())]
     DamagedRunState {
@@ -440,7 +492,12 @@ pub enum Error {
         /// The number of records that the interrupted run read.
         records: u64,
     },
+}
 
+/// A file of vectors cannot be searched, or does not belong to the records.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VectorsError {
     /// The file's extension is not that of a file of vectors that can be searched.
     #[error("{name} cannot be searched: expected a .npy, .parquet or .arrow file")]
     NotVectors {
@@ -510,25 +567,6 @@ pub enum Error {
         /// The name of the file of records.
         records: String,
     },
-
-    /// Embedding or searching failed.
-    #[error(transparent)]
-    Encoder(#[from] encoder::Error),
-
-    /// A `.npy` file was requested for rows that differ in length.
-    #[error(
-        "a .npy file contains vectors of one length, and the rows of this model differ in length: \
-         expected a .jsonl, .ndjson, .parquet or .arrow file"
-    )]
-    RowsWithoutArray,
-
-    /// Records cannot be converted to or from Arrow arrays.
-    #[error(transparent)]
-    Conversion(#[from] ArrowError),
-
-    /// A record cannot be parsed or written as JSON.
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
 }
 
 fn first_invalid(invalid: Option<&InvalidRecord>) -> String {

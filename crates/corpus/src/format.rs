@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::Error;
+use crate::{Error, InputError};
 
 /// Extensions of unsupported formats. Files with other unknown extensions are read as text lines.
 const UNSUPPORTED: [&str; 32] = [
@@ -100,10 +100,10 @@ pub(crate) fn compressed_extension(path: &Path) -> (String, Option<Compression>)
 /// which has the same extension. `start` has the first bytes of the file.
 ///
 /// # Errors
-/// [`Error::FeatherV1`].
+/// [`InputError::FeatherV1`].
 pub(crate) fn refuse_feather_v1(start: &[u8], name: &str) -> Result<(), Error> {
     match start.starts_with(b"FEA1") {
-        true => Err(Error::FeatherV1 { name: name.to_string() }),
+        true => Err(InputError::FeatherV1 { name: name.to_string() }.into()),
         false => Ok(()),
     }
 }

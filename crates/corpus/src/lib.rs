@@ -55,7 +55,7 @@ mod vectors;
 pub mod warnings;
 
 pub use columns::{AsText, NonFinite, ValueMismatch};
-pub use error::{Error, Result};
+pub use error::{Error, InputError, OutputError, Result, ResumeError, VectorsError};
 pub use format::{RecordFormat, VectorFormat};
 pub use output_path::output_path;
 pub use records::{InvalidRecord, InvalidRecordKind, Record, RecordSource, Records, Unit};

@@ -6,17 +6,17 @@ use std::{
     path::{Path, PathBuf, is_separator},
 };
 
-use crate::{Error, Result};
+use crate::{Error, OutputError, Result};
 
 /// The file that the output replaces or creates: `path`, or its target if `path` is a symbolic
 /// link.
 ///
 /// # Errors
-/// - [`Error::OutputNotAFile`] for a directory, a device, a path without a file name, or `-`, the
-///   usual name of standard output
-/// - [`Error::DanglingLink`] for a symbolic link to a missing file
-/// - [`Error::NoDirectory`] if the directory of `path` does not exist
-/// - [`Error::Write`] if the parent of `path` is not a directory or cannot be examined, or if
+/// - [`OutputError::OutputNotAFile`] for a directory, a device, a path without a file name, or `-`,
+///   the usual name of standard output
+/// - [`OutputError::DanglingLink`] for a symbolic link to a missing file
+/// - [`OutputError::NoDirectory`] if the directory of `path` does not exist
+/// - [`OutputError::Write`] if the parent of `path` is not a directory or cannot be examined, or if
 ///   `path` is a symbolic link whose target cannot be examined
 ///
 /// # Examples
@@ -29,7 +29,8 @@ use crate::{Error, Result};
 /// # Ok::<(), corpus::Error>(())
 /// ```
 pub fn output_path(path: &Path) -> Result<PathBuf> {
-    let not_a_file = |got| Error::OutputNotAFile { path: path.to_path_buf(), got };
+    let not_a_file =
+        |got| Error::Output(OutputError::OutputNotAFile { path: path.to_path_buf(), got });
     if path == Path::new("-") {
         return Err(not_a_file("standard output"));
     }
@@ -42,13 +43,16 @@ pub fn output_path(path: &Path) -> Result<PathBuf> {
             }));
         }
         let resolved = if path.is_symlink() { fs::canonicalize(path) } else { Ok(path.into()) };
-        return resolved.map_err(|source| Error::Write { path: path.to_path_buf(), source });
+        return resolved.map_err(|source| {
+            Error::Output(OutputError::Write { path: path.to_path_buf(), source })
+        });
     }
-    let unwritable = |source| Error::Write { path: path.to_path_buf(), source };
+    let unwritable =
+        |source| Error::Output(OutputError::Write { path: path.to_path_buf(), source });
     if path.is_symlink() {
         return Err(match fs::metadata(path) {
             Err(source) if source.kind() != ErrorKind::NotFound => unwritable(source),
-            _ => Error::DanglingLink { path: path.to_path_buf() },
+            _ => Error::Output(OutputError::DanglingLink { path: path.to_path_buf() }),
         });
     }
     let text = path.as_os_str().as_encoded_bytes();
@@ -62,7 +66,7 @@ pub fn output_path(path: &Path) -> Result<PathBuf> {
             Ok(found) if found.is_dir() => {}
             Ok(_) => return Err(unwritable(ErrorKind::NotADirectory.into())),
             Err(source) if source.kind() == ErrorKind::NotFound => {
-                return Err(Error::NoDirectory { path: path.to_path_buf() });
+                return Err(OutputError::NoDirectory { path: path.to_path_buf() }.into());
             }
             Err(source) => return Err(unwritable(source)),
         }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    Error, Result, StoredRow,
+    Error, OutputError, Result, ResumeError, StoredRow,
     columns::NonFinite,
     records::{InputPosition, Record},
     resume::{RunState, with_suffix},
@@ -47,8 +47,8 @@ impl PartialOutput {
     /// Creates a temporary file or, if `resume` is set, continues the file of an interrupted run.
     ///
     /// # Errors
-    /// [`Error::Locked`] if another process writes the file; [`Error::Write`];
-    /// [`Error::PartialTooShort`]; those of [`RunState::read`].
+    /// [`OutputError::Locked`] if another process writes the file; [`OutputError::Write`];
+    /// [`ResumeError::PartialTooShort`]; those of [`RunState::read`].
     pub(crate) fn open(
         path: &Path,
         layout: Layout,
@@ -59,7 +59,7 @@ impl PartialOutput {
         let partial = with_suffix(path, ".partial");
         let state_path = with_suffix(&partial, ".json");
         let mut file = lock(&partial)?;
-        let error = |source| Error::Write { path: partial.clone(), source };
+        let error = |source| Error::Output(OutputError::Write { path: partial.clone(), source });
         let length = file.metadata().map_err(error)?.len();
         // The file is empty if `lock` has just created it, or if the interrupted run had only
         // skipped records. There is then nothing to resume, and a new run starts. A state beside an
@@ -71,15 +71,16 @@ impl PartialOutput {
         };
         if interrupted.is_none() {
             remove_if_present(&state_path)
-                .map_err(|source| Error::Write { path: state_path, source })?;
+                .map_err(|source| Error::Output(OutputError::Write { path: state_path, source }))?;
         }
         let state = interrupted.unwrap_or_else(|| RunState::new(settings));
         if length < state.bytes {
-            return Err(Error::PartialTooShort {
+            return Err(ResumeError::PartialTooShort {
                 path: partial,
                 expected: state.bytes,
                 got: length,
-            });
+            }
+            .into());
         }
         file.set_len(state.bytes).map_err(error)?;
         file.seek(io::SeekFrom::End(0)).map_err(error)?;
@@ -112,10 +113,11 @@ impl PartialOutput {
     /// After an error, the run state does not count these records.
     ///
     /// # Errors
-    /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
-    /// - [`Error::EmbeddingField`], [`Error::RowAsJson`], [`Error::StreamColumn`],
-    ///   [`Error::InexactConversion`] for a record that the format does not represent
-    /// - [`Error::Write`]
+    /// - [`OutputError::VectorOverflow`] for a vector with a value that is not finite in the dtype
+    /// - [`OutputError::EmbeddingField`], [`OutputError::RowAsJson`],
+    ///   [`OutputError::StreamColumn`], [`OutputError::InexactConversion`] for a record that the
+    ///   format does not represent
+    /// - [`OutputError::Write`]
     pub(crate) fn push(
         &mut self,
         records: &[Record],
@@ -126,7 +128,13 @@ impl PartialOutput {
         for (record, row) in records.iter().zip(rows) {
             if !row.values().iter().all(|&value| dtype.is_finite(value)) {
                 let (name, unit) = (self.input.clone(), record.unit());
-                return Err(Error::VectorOverflow { name, unit, number: record.number, dtype });
+                return Err(OutputError::VectorOverflow {
+                    name,
+                    unit,
+                    number: record.number,
+                    dtype,
+                }
+                .into());
             }
         }
         let bytes = match &self.layout {
@@ -143,7 +151,7 @@ impl PartialOutput {
     /// Calls [`Self::save`] if [`SAVE_INTERVAL`] has passed since the state was last written.
     ///
     /// # Errors
-    /// [`Error::Write`].
+    /// [`OutputError::Write`].
     pub(crate) fn save_periodically(&mut self) -> Result<()> {
         match self.saved {
             Some(saved) if saved.elapsed() < SAVE_INTERVAL => Ok(()),
@@ -154,13 +162,15 @@ impl PartialOutput {
     /// Syncs the temporary file to the disk, then writes the state.
     ///
     /// # Errors
-    /// [`Error::Write`].
+    /// [`OutputError::Write`].
     pub(crate) fn save(&mut self) -> Result<()> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
-        synced.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        synced.map_err(|source| {
+            Error::Output(OutputError::Write { path: self.partial.clone(), source })
+        })?;
         let state_path = with_suffix(&self.partial, ".json");
         let written = self.state.write(&state_path);
-        written.map_err(|source| Error::Write { path: state_path, source })?;
+        written.map_err(|source| Error::Output(OutputError::Write { path: state_path, source }))?;
         self.saved = Some(Instant::now());
         Ok(())
     }
@@ -169,8 +179,8 @@ impl PartialOutput {
     /// rename, so that a run whose rename fails can be resumed.
     ///
     /// # Errors
-    /// [`Error::Write`], [`Error::WriteTable`] or [`Error::DamagedPartial`]; [`Error::Remove`] if
-    /// the output is complete but a temporary file cannot be removed.
+    /// [`OutputError::Write`], [`OutputError::WriteTable`] or [`ResumeError::DamagedPartial`];
+    /// [`OutputError::Remove`] if the output is complete but a temporary file cannot be removed.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.save()?;
         if let Layout::Table { .. } = self.layout {
@@ -180,12 +190,18 @@ impl PartialOutput {
             let header = header(dtype, self.state.written, dimension);
             let start = self.file.seek(io::SeekFrom::Start(0));
             let written = start.and_then(|_| self.file.write_all(&header));
-            written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+            written.map_err(|source| {
+                Error::Output(OutputError::Write { path: self.partial.clone(), source })
+            })?;
         }
         let synced = self.file.flush().and_then(|()| self.sync(self.file.get_ref()));
-        synced.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        synced.map_err(|source| {
+            Error::Output(OutputError::Write { path: self.partial.clone(), source })
+        })?;
         let renamed = fs::rename(&self.partial, &self.path);
-        renamed.map_err(|source| Error::Write { path: self.path.clone(), source })?;
+        renamed.map_err(|source| {
+            Error::Output(OutputError::Write { path: self.path.clone(), source })
+        })?;
         remove(&with_suffix(&self.partial, ".json"))
     }
 
@@ -193,7 +209,9 @@ impl PartialOutput {
     fn finish_table(&self) -> Result<()> {
         let Layout::Table { format, schema, .. } = &self.layout else { return Ok(()) };
         let table = with_suffix(&self.partial, ".whole");
-        let write_error = |path: &Path, source| Error::Write { path: path.to_path_buf(), source };
+        let write_error = |path: &Path, source| {
+            Error::Output(OutputError::Write { path: path.to_path_buf(), source })
+        };
         let streams =
             File::open(&self.partial).map_err(|error| write_error(&self.partial, error))?;
         let file = File::create(&table).map_err(|error| write_error(&table, error))?;
@@ -219,7 +237,9 @@ impl PartialOutput {
 
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.file.write_all(bytes);
-        written.map_err(|source| Error::Write { path: self.partial.clone(), source })?;
+        written.map_err(|source| {
+            Error::Output(OutputError::Write { path: self.partial.clone(), source })
+        })?;
         self.state.bytes += bytes.len() as u64;
         Ok(())
     }
@@ -234,9 +254,9 @@ pub(crate) fn temporary_files(output: &Path) -> [PathBuf; 4] {
 /// Opens or creates a file and locks it.
 ///
 /// # Errors
-/// [`Error::Locked`] if another process has locked the file; [`Error::Write`].
+/// [`OutputError::Locked`] if another process has locked the file; [`OutputError::Write`].
 fn lock(path: &Path) -> Result<File> {
-    let error = |source| Error::Write { path: path.to_path_buf(), source };
+    let error = |source| Error::Output(OutputError::Write { path: path.to_path_buf(), source });
     loop {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(path);
@@ -244,7 +264,7 @@ fn lock(path: &Path) -> Result<File> {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Error::Locked { path: path.to_path_buf() });
+                return Err(OutputError::Locked { path: path.to_path_buf() }.into());
             }
             Err(TryLockError::Error(source)) => return Err(error(source)),
         }
@@ -272,9 +292,10 @@ fn is_at(_file: &File, path: &Path) -> bool {
 /// Removes a temporary file of a complete output.
 ///
 /// # Errors
-/// [`Error::Remove`].
+/// [`OutputError::Remove`].
 fn remove(path: &Path) -> Result<()> {
-    remove_if_present(path).map_err(|source| Error::Remove { path: path.to_path_buf(), source })
+    remove_if_present(path)
+        .map_err(|source| Error::Output(OutputError::Remove { path: path.to_path_buf(), source }))
 }
 
 fn remove_if_present(path: &Path) -> io::Result<()> {

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, records::InputPosition};
+use crate::{Error, InputError, Result, ResumeError, records::InputPosition};
 
 /// The version of the format. Increase it when the format changes, or when the same record would
 /// get another hash. Version 8 changed the text of the settings.
@@ -48,24 +48,28 @@ impl RunState {
     /// exist. `partial` is the path of the temporary output, for errors.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::DamagedRunState`]; [`Error::RunStateVersion`];
-    /// [`Error::OtherRun`].
+    /// [`InputError::Read`]; [`ResumeError::DamagedRunState`]; [`ResumeError::RunStateVersion`];
+    /// [`ResumeError::OtherRun`].
     pub(crate) fn read(path: &Path, partial: &Path, settings: &str) -> Result<Option<Self>> {
         let json = match fs::read(path) {
             Ok(json) => json,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(Error::Read { name: path.display().to_string(), source }),
+            Err(source) => {
+                return Err(InputError::Read { name: path.display().to_string(), source }.into());
+            }
         };
         let path = || path.to_path_buf();
-        let damaged = |source| Error::DamagedRunState { path: path(), source };
+        let damaged = |source| Error::Resume(ResumeError::DamagedRunState { path: path(), source });
         let StateVersion { version: got } = serde_json::from_slice(&json).map_err(damaged)?;
         if got != Some(VERSION) {
-            return Err(Error::RunStateVersion { path: path(), expected: VERSION, got });
+            return Err(
+                ResumeError::RunStateVersion { path: path(), expected: VERSION, got }.into()
+            );
         }
         let state: Self = serde_json::from_slice(&json).map_err(damaged)?;
         if state.settings != settings {
             let (expected, got) = differences(settings, &state.settings);
-            return Err(Error::OtherRun { path: partial.to_path_buf(), expected, got });
+            return Err(ResumeError::OtherRun { path: partial.to_path_buf(), expected, got }.into());
         }
         Ok(Some(state))
     }
@@ -117,16 +121,23 @@ mod tests {
         let state = RunState::new("a".to_string());
         state.write(&path).unwrap();
         assert_eq!(read("a").unwrap(), Some(state));
-        assert!(matches!(read("b"), Err(Error::OtherRun { .. })));
+        assert!(matches!(read("b"), Err(Error::Resume(ResumeError::OtherRun { .. }))));
         fs::write(&path, "{\"version\": 3}").unwrap();
         assert!(matches!(
             read("a"),
-            Err(Error::RunStateVersion { expected: VERSION, got: Some(3), .. })
+            Err(Error::Resume(ResumeError::RunStateVersion {
+                expected: VERSION,
+                got: Some(3),
+                ..
+            }))
         ));
         fs::write(&path, "{}").unwrap();
-        assert!(matches!(read("a"), Err(Error::RunStateVersion { got: None, .. })));
+        assert!(matches!(
+            read("a"),
+            Err(Error::Resume(ResumeError::RunStateVersion { got: None, .. }))
+        ));
         fs::write(&path, "{").unwrap();
-        assert!(matches!(read("a"), Err(Error::DamagedRunState { .. })));
+        assert!(matches!(read("a"), Err(Error::Resume(ResumeError::DamagedRunState { .. }))));
     }
 
     #[cfg(unix)]

@@ -13,8 +13,8 @@ use encoder::{Embed, EmbedOptions, LongTexts, Prompt, Row, TEXTS_PER_CHUNK};
 use twox_hash::XxHash64;
 
 use crate::{
-    Error, InvalidRecord, Record, RecordSource, Records, Result, StoredRow, VectorDtype,
-    VectorFormat,
+    Error, InvalidRecord, OutputError, Record, RecordSource, Records, Result, ResumeError,
+    StoredRow, VectorDtype, VectorFormat,
     chunks::{Chunk, OwnedOptions, Reader, embed_chunks},
     columns::{AsText, NonFinite},
     output_path::output_path,
@@ -121,8 +121,8 @@ impl EmbedRun {
     /// A run from a source to a file. If the file exists, it is replaced when the run is complete.
     ///
     /// # Errors
-    /// The errors of [`output_path`]; [`Error::OutputIsInput`] if the source is the output file;
-    /// [`Error::InputIsTemporary`] if the source is a temporary file of the output.
+    /// The errors of [`output_path`]; [`OutputError::OutputIsInput`] if the source is the output
+    /// file; [`OutputError::InputIsTemporary`] if the source is a temporary file of the output.
     pub fn new(source: RecordSource, output: impl Into<PathBuf>) -> Result<Self> {
         let output = output_path(&output.into())?;
         let is_input = |path: &Path| {
@@ -132,10 +132,10 @@ impl EmbedRun {
             })
         };
         if is_input(&output) {
-            return Err(Error::OutputIsInput { path: output });
+            return Err(OutputError::OutputIsInput { path: output }.into());
         }
         if let Some(path) = temporary_files(&output).into_iter().find(|path| is_input(path)) {
-            return Err(Error::InputIsTemporary { path, output });
+            return Err(OutputError::InputIsTemporary { path, output }.into());
         }
         Ok(Self {
             source,
@@ -214,22 +214,24 @@ impl EmbedRun {
     ///
     /// # Errors
     /// - those of [`RecordSource::open`]
-    /// - [`Error::OutputExtension`] if neither the output's extension nor [`Self::with_format`]
-    ///   names a format; [`Error::JsonlDtype`] for JSONL in f16; [`Error::RowsWithoutArray`] for
-    ///   `.npy` if the rows of the model differ in length
-    /// - [`Error::EmbeddingColumn`], [`Error::EmbeddingField`] if the records already have a field
-    ///   `embedding`
-    /// - [`Error::ColumnConflict`], [`Error::StreamColumn`], [`Error::UnwritableColumn`],
-    ///   [`Error::InexactConversion`], [`Error::RowAsJson`] if the format does not represent the
-    ///   records' fields
-    /// - [`Error::DamagedRunState`], [`Error::RunStateVersion`], [`Error::OtherRun`],
-    ///   [`Error::PartialTooShort`], [`Error::DamagedPartial`], [`Error::InputShorter`],
-    ///   [`Error::InputChanged`], [`Error::InputGrew`] if the interrupted run cannot be resumed
+    /// - [`OutputError::OutputExtension`] if neither the output's extension nor
+    ///   [`Self::with_format`] names a format; [`OutputError::JsonlDtype`] for JSONL in f16;
+    ///   [`OutputError::RowsWithoutArray`] for `.npy` if the rows of the model differ in length
+    /// - [`OutputError::EmbeddingColumn`], [`OutputError::EmbeddingField`] if the records already
+    ///   have a field `embedding`
+    /// - [`OutputError::ColumnConflict`], [`OutputError::StreamColumn`],
+    ///   [`OutputError::UnwritableColumn`], [`OutputError::InexactConversion`],
+    ///   [`OutputError::RowAsJson`] if the format does not represent the records' fields
+    /// - [`ResumeError::DamagedRunState`], [`ResumeError::RunStateVersion`],
+    ///   [`ResumeError::OtherRun`], [`ResumeError::PartialTooShort`],
+    ///   [`ResumeError::DamagedPartial`], [`ResumeError::InputShorter`],
+    ///   [`ResumeError::InputChanged`], [`ResumeError::InputGrew`] if the interrupted run cannot be
+    ///   resumed
     /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
-    /// - [`Error::VectorOverflow`] for a vector with a value that is not finite in the dtype
+    /// - [`OutputError::VectorOverflow`] for a vector with a value that is not finite in the dtype
     /// - [`Error::Encoder`] if embedding fails
-    /// - [`Error::Locked`], [`Error::Write`], [`Error::WriteTable`], [`Error::Remove`] if the
-    ///   output cannot be written
+    /// - [`OutputError::Locked`], [`OutputError::Write`], [`OutputError::WriteTable`],
+    ///   [`OutputError::Remove`] if the output cannot be written
     pub fn run<E: Embed<Row: StoredRow>>(
         &self,
         embedder: &E,
@@ -278,7 +280,9 @@ impl EmbedRun {
     ) -> Result<Layout> {
         let format = self.format.or_else(|| VectorFormat::from_path(&self.output));
         let spec = LayoutSpec {
-            format: format.ok_or_else(|| Error::OutputExtension { path: self.output.clone() })?,
+            format: format.ok_or_else(|| {
+                Error::Output(OutputError::OutputExtension { path: self.output.clone() })
+            })?,
             dtype: self.dtype,
             dimension: embedder.dimension(),
             model: self.model.as_deref(),
@@ -414,11 +418,11 @@ fn describe(prompt: Prompt) -> String {
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`] if the input cannot be read
-/// - [`Error::InputShorter`] or [`Error::InputChanged`] if the input does not start with the
-///   records
-/// - [`Error::InputGrew`] if the last chunk of the interrupted run was incomplete and the input
-///   has more records now. The chunks, and so a table's bytes, would differ from those of a new
-///   run.
+/// - [`ResumeError::InputShorter`] or [`ResumeError::InputChanged`] if the input does not start
+///   with the records
+/// - [`ResumeError::InputGrew`] if the last chunk of the interrupted run was incomplete and the
+///   input has more records now. The chunks, and so a table's bytes, would differ from those of a
+///   new run.
 fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     records.skip_to(position)?;
     if position.read.is_multiple_of(TEXTS_PER_CHUNK as u64) {
@@ -426,7 +430,7 @@ fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
     }
     match records.next() {
         Some(Err(invalid)) if invalid.is_fatal() => Err(invalid.into()),
-        Some(_) => Err(Error::InputGrew { records: position.read }),
+        Some(_) => Err(ResumeError::InputGrew { records: position.read }.into()),
         None => Ok(()),
     }
 }

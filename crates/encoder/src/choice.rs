@@ -1,6 +1,6 @@
 //! Settings with a fixed set of named values.
 
-use crate::{Error, Result};
+use crate::{Error, InputError, Result};
 
 /// A setting with a fixed set of named values, such as [`Precision`](crate::Precision). Commands,
 /// HTTP routes and the Python package take the names and the help texts from here. [`choices!`]
@@ -22,13 +22,15 @@ pub trait Choice: Copy + PartialEq + 'static {
     /// The value of this name.
     ///
     /// # Errors
-    /// [`Error::UnknownChoice`] if no value has the name.
+    /// [`InputError::UnknownChoice`] if no value has the name.
     fn from_name(name: &str) -> Result<Self> {
         let found = Self::ALL.iter().copied().find(|value| value.name() == name);
-        found.ok_or_else(|| Error::UnknownChoice {
-            setting: Self::TERM,
-            got: name.to_string(),
-            expected: Self::ALL.iter().map(|value| value.name()).collect(),
+        found.ok_or_else(|| {
+            Error::Input(InputError::UnknownChoice {
+                setting: Self::TERM,
+                got: name.to_string(),
+                expected: Self::ALL.iter().map(|value| value.name()).collect(),
+            })
         })
     }
 }

@@ -9,24 +9,55 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device does not support the precision.
-    #[error("{precision:?} is computed on the CPU only: expected F32, F16 or Bf16 on {device:?}")]
-    Precision {
-        /// The requested precision.
-        precision: crate::Precision,
-        /// The device.
-        device: candle_core::DeviceLocation,
-    },
+    /// A model's files cannot be obtained from the hub: check the model's name, the token, the
+    /// network or the cache folder.
+    #[error(transparent)]
+    Hub(#[from] HubError),
 
-    /// The model folder does not exist.
+    /// A file or folder is missing, cannot be read or written, or is damaged: mend the file.
+    #[error(transparent)]
+    File(#[from] FileError),
+
+    /// The settings of a model, or the options it is loaded with, are not supported or contradict
+    /// each other: use another model, or change the settings.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+
+    /// The tensors in a model's weights files do not fit its config.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+
+    /// A text, a token id or an argument of a call is invalid: change the input.
+    #[error(transparent)]
+    Input(#[from] InputError),
+
+    /// A score, or another value that the model computed, is NaN or infinite. In generation, a
+    /// score may be −∞ if another score is finite.
     #[error(
-        "model folder {path} not found: expected a folder with config.json and model.safetensors"
+        "the model computed NaN or infinite values: expected finite values; if the dtype is f16, try \
+         bf16 or f32"
     )]
-    NoFolder {
-        /// The folder.
-        path: String,
-    },
+    NonFiniteOutput,
 
+    /// The caller set the flag that stops the computation.
+    #[error("computation stopped by the caller")]
+    Stopped,
+
+    /// An error of the crates `mha` and `ops`. The docs of this crate name either this variant or
+    /// the error in it, for example [`mha::Error::Shape`].
+    #[error(transparent)]
+    Attention(#[from] mha::Error),
+
+    /// An error of candle.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// A model's files cannot be obtained from the hub: check the model's name, the token, the network
+/// or the cache folder.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
     /// The model id is neither a path of a folder or file nor a name on the hub.
     #[error(
         "model {got:?} not found: expected a folder, a weights file, or org/name[@revision] on \
@@ -140,6 +171,20 @@ pub enum Error {
          home folder"
     )]
     NoCache,
+}
+
+/// A file or folder is missing, cannot be read or written, or is damaged: mend the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// The model folder does not exist.
+    #[error(
+        "model folder {path} not found: expected a folder with config.json and model.safetensors"
+    )]
+    NoFolder {
+        /// The folder.
+        path: String,
+    },
 
     /// A file that the model needs does not exist.
     #[error("{path} not found: expected {expected}")]
@@ -168,13 +213,6 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// A tensor to save belongs neither to the encoder nor to the decoder.
-    #[error("tensor {got:?} has no known prefix: expected encoder. or decoder.")]
-    TensorPrefix {
-        /// The tensor's name.
-        got: String,
-    },
-
     /// A file is not valid JSON, lacks a required key, or has a key with an invalid value.
     #[error("{path} cannot be parsed: {at}{source}")]
     Json {
@@ -184,19 +222,6 @@ pub enum Error {
         at: String,
         /// The parser's error, with its position.
         source: serde_json::Error,
-    },
-
-    /// A setting of the model has a value that this crate does not support.
-    #[error("{path}: {key} {got} is not supported: expected {expected}")]
-    Unsupported {
-        /// The file or the config with the setting.
-        path: String,
-        /// The setting.
-        key: &'static str,
-        /// The supported values.
-        expected: &'static str,
-        /// The unsupported value.
-        got: String,
     },
 
     /// A safetensors file is invalid.
@@ -239,6 +264,112 @@ pub enum Error {
         path: String,
     },
 
+    /// The tokenizer cannot be built, or fails on a text.
+    #[error("{path} is not a usable tokenizer: {source}")]
+    Tokenizer {
+        /// The file.
+        path: String,
+        /// The tokenizer's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// The settings of a model, or the options it is loaded with, are not supported or contradict each
+/// other: use another model, or change the settings.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The device does not support the precision.
+    #[error("{precision:?} is computed on the CPU only: expected F32, F16 or Bf16 on {device:?}")]
+    Precision {
+        /// The requested precision.
+        precision: crate::Precision,
+        /// The device.
+        device: candle_core::DeviceLocation,
+    },
+
+    /// A setting of the model has a value that this crate does not support.
+    #[error("{path}: {key} {got} is not supported: expected {expected}")]
+    Unsupported {
+        /// The file or the config with the setting.
+        path: String,
+        /// The setting.
+        key: &'static str,
+        /// The supported values.
+        expected: &'static str,
+        /// The unsupported value.
+        got: String,
+    },
+
+    /// The maximum sequence length leaves no room for text beside the special tokens.
+    #[error(
+        "the maximum length of {got} tokens ({path}) leaves no room for text: expected more than \
+         {special}, the number of special tokens"
+    )]
+    NoRoom {
+        /// The source of the maximum: the path of a file, the model's number of positions, or `set
+        /// by the caller`.
+        path: String,
+        /// The maximum sequence length.
+        got: usize,
+        /// The number of special tokens of a text or of a pair of texts.
+        special: usize,
+    },
+
+    /// The maximum sequence length exceeds the model's number of positions.
+    #[error(
+        "max_seq_length {got} is too large: expected at most {max}, the number of the model's \
+         positions"
+    )]
+    MaxSeqLength {
+        /// The maximum sequence length.
+        got: usize,
+        /// The number of positions.
+        max: usize,
+    },
+
+    /// A module's input width differs from the output width of the preceding module.
+    #[error(
+        "{path}: expected in_features {expected} (the width of the preceding module), got {got}"
+    )]
+    Width {
+        /// The module's file.
+        path: String,
+        /// The module's input width.
+        got: usize,
+        /// The output width of the preceding module.
+        expected: usize,
+    },
+
+    /// The config has no `decoder_start_token_id`.
+    #[error(
+        "config has no decoder_start_token_id: expected the id of the token that starts every text"
+    )]
+    NoStart,
+
+    /// A value is out of range.
+    #[error("{field} {got} is invalid: expected {expected}")]
+    Value {
+        /// The name of the setting.
+        field: &'static str,
+        /// The valid values.
+        expected: &'static str,
+        /// The value.
+        got: f64,
+    },
+}
+
+/// The tensors in a model's weights files do not fit its config.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// A tensor to save belongs neither to the encoder nor to the decoder.
+    #[error("tensor {got:?} has no known prefix: expected encoder. or decoder.")]
+    TensorPrefix {
+        /// The tensor's name.
+        got: String,
+    },
+
     /// The name of a shard in an index is not a plain file name.
     #[error("{path} names the shard {got:?}: expected the name of a file in the same folder")]
     ShardName {
@@ -270,7 +401,7 @@ pub enum Error {
 
     /// The tensors of a checkpoint do not match its config.
     #[error(transparent)]
-    Checkpoint(Box<LoadReport>),
+    Tensors(Box<LoadReport>),
 
     /// A file holds two models.
     #[error(
@@ -285,16 +416,12 @@ pub enum Error {
         /// The prefixes of both models.
         prefixes: [String; 2],
     },
+}
 
-    /// The tokenizer cannot be built, or fails on a text.
-    #[error("{path} is not a usable tokenizer: {source}")]
-    Tokenizer {
-        /// The file.
-        path: String,
-        /// The tokenizer's error.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-
+/// A text, a token id or an argument of a call is invalid: change the input.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
     /// An id is outside its embedding table.
     #[error("{name} holds {got}: expected 0 or more, and below {size} ({field})")]
     Id {
@@ -318,39 +445,12 @@ pub enum Error {
         max: usize,
     },
 
-    /// A mask for packed sequences was passed with padded sequences.
+    /// A mask for ragged sequences was passed with padded sequences.
     #[error(
-        "mask is for packed sequences: expected a mask for padded sequences; use forward_packed for \
-         packed sequences"
+        "mask is for ragged sequences: expected a mask for padded sequences; use forward_ragged for \
+         ragged sequences"
     )]
-    PackedMask,
-
-    /// The maximum sequence length leaves no room for text beside the special tokens.
-    #[error(
-        "the maximum length of {got} tokens ({path}) leaves no room for text: expected more than \
-         {special}, the number of special tokens"
-    )]
-    NoRoom {
-        /// The source of the maximum: the path of a file, the model's number of positions, or `set
-        /// by the caller`.
-        path: String,
-        /// The maximum sequence length.
-        got: usize,
-        /// The number of special tokens of a text or of a pair of texts.
-        special: usize,
-    },
-
-    /// The maximum sequence length exceeds the model's number of positions.
-    #[error(
-        "max_seq_length {got} is too large: expected at most {max}, the number of the model's \
-         positions"
-    )]
-    MaxSeqLength {
-        /// The maximum sequence length.
-        got: usize,
-        /// The number of positions.
-        max: usize,
-    },
+    RaggedMask,
 
     /// A prompt leaves no room for text in the first window of a long text.
     #[error(
@@ -456,19 +556,6 @@ pub enum Error {
         known: Vec<String>,
     },
 
-    /// A module's input width differs from the output width of the preceding module.
-    #[error(
-        "{path}: expected in_features {expected} (the width of the preceding module), got {got}"
-    )]
-    Width {
-        /// The module's file.
-        path: String,
-        /// The module's input width.
-        got: usize,
-        /// The output width of the preceding module.
-        expected: usize,
-    },
-
     /// Embeddings cannot be truncated to this dimension.
     #[error(
         "embeddings cannot be truncated to dimension {got}: expected 1 to {max} (the dimension of \
@@ -566,12 +653,6 @@ pub enum Error {
         expected: usize,
     },
 
-    /// The config has no `decoder_start_token_id`.
-    #[error(
-        "config has no decoder_start_token_id: expected the id of the token that starts every text"
-    )]
-    NoStart,
-
     /// The prompts are empty or of different lengths.
     #[error(
         "prompt {index} has {got} tokens: expected {}",
@@ -588,38 +669,6 @@ pub enum Error {
         /// The length of the first prompt; 0 if it is empty.
         expected: usize,
     },
-
-    /// A score, or another value that the model computed, is NaN or infinite. In generation, a
-    /// score may be −∞ if another score is finite.
-    #[error(
-        "the model computed NaN or infinite values: expected finite values; if the dtype is f16, try \
-         bf16 or f32"
-    )]
-    NonFiniteOutput,
-
-    /// The caller set the flag that stops the computation.
-    #[error("computation stopped by the caller")]
-    Stopped,
-
-    /// A value is out of range.
-    #[error("{field} {got} is invalid: expected {expected}")]
-    Value {
-        /// The name of the setting.
-        field: &'static str,
-        /// The valid values.
-        expected: &'static str,
-        /// The value.
-        got: f64,
-    },
-
-    /// An error of the crates `mha` and `ops`. The docs of this crate name either this variant or the
-    /// error in it, for example [`mha::Error::Shape`].
-    #[error(transparent)]
-    Attention(#[from] mha::Error),
-
-    /// An error of candle.
-    #[error(transparent)]
-    Candle(#[from] candle_core::Error),
 }
 
 impl From<ops::Error> for Error {

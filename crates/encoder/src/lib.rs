@@ -6,7 +6,7 @@
 //! | symbol | meaning |
 //! |---|---|
 //! | B, T, S | batch size, query (target) length, key (source) length |
-//! | N | number of tokens of a packed batch |
+//! | N | number of tokens of a ragged batch |
 //! | E, F | `hidden_size`, `intermediate_size` |
 //! | L, H | number of layers, number of heads |
 //!
@@ -14,15 +14,15 @@
 //! [`Embedder`] runs these steps in order:
 //!
 //! 1. [`TextTokenizer`]: text to token ids
-//! 2. [`PackedBatch`]: sequences stored one after another, without padding
+//! 2. [`RaggedBatch`]: sequences stored one after another, without padding
 //! 3. [`InputEmbeddings`]: token ids to the first hidden states
 //! 4. [`Encoder`], a stack of [`EncoderLayer`]s: [`mha::SelfAttention`] and
 //!    [`PositionWiseFeedForward`]
 //! 5. [`Pooling`]: hidden states to one vector
 //! 6. the modules after the pooling, such as a linear map, or normalisation to length 1
 //!
-//! [`mod@reference`] is steps 3 and 4 of a BERT in about 80 lines of candle: start there to learn how
-//! it works.
+//! [`mod@reference`] is steps 3 and 4 of a BERT in about 80 lines of candle: start there to learn
+//! how it works.
 //!
 //! # Models
 //! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`EncoderConfig`] is its config;
@@ -76,7 +76,7 @@ pub use block::{
     PositionWiseFeedForward, Positions, RelativeBiasConfig,
 };
 pub use choice::{Choice, phrase};
-pub use error::{Error, Result};
+pub use error::{CheckpointError, ConfigError, Error, FileError, HubError, InputError, Result};
 #[cfg(feature = "hub")]
 pub use load::{DownloadProgress, Hub};
 pub use load::{
@@ -88,14 +88,13 @@ pub use models::{
     EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm, EncoderForNextSentencePrediction,
     EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
     EncoderModel, EncoderOutput, EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig,
-    SequencePooling, Strategy,
+    RaggedBatch, SequencePooling, Strategy,
 };
 pub use ops::Activation;
 pub use pipelines::*;
 pub use precision::Precision;
 pub use text::{
-    CharacterPositions, PackedBatch, Piece, Prompt, TextTokenizer, TextWindows, Tokens,
-    TruncationSide,
+    CharacterPositions, Piece, Prompt, TextTokenizer, TextWindows, Tokens, TruncationSide,
 };
 pub use threads::threads;
 

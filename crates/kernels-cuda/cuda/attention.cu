@@ -1,4 +1,4 @@
-// Attention of packed sequences without other masks.
+// Attention of ragged sequences without other masks.
 #include "attention.cuh"
 
 KERNELS(attention, WHOLE)

@@ -1,4 +1,4 @@
-// FlashAttention, softmax(q·kᵀ · scale + bias) · v, within each packed sequence: Dao et al. 2022 and
+// FlashAttention, softmax(q·kᵀ · scale + bias) · v, within each ragged sequence: Dao et al. 2022 and
 // 2023, <https://arxiv.org/abs/2205.14135>, <https://arxiv.org/abs/2307.08691>.
 //
 // attention.cu, attention_band.cu and attention_bias.cu define the kernels. They are separate

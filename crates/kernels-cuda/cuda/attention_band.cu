@@ -1,4 +1,4 @@
-// Attention of packed sequences with a causal mask, a window, or both.
+// Attention of ragged sequences with a causal mask, a window, or both.
 #include "attention.cuh"
 
 KERNELS(attention_band, BAND)

@@ -1,4 +1,4 @@
-// Attention of packed sequences with a bias by distance, and with or without the masks of
+// Attention of ragged sequences with a bias by distance, and with or without the masks of
 // attention_band.cu.
 #include "attention.cuh"
 

@@ -1,4 +1,4 @@
-// The mean over the tokens of each packed sequence, and normalisation of rows to length 1.
+// The mean over the tokens of each ragged sequence, and normalisation of rows to length 1.
 #include "elements.cuh"
 
 // An empty sequence yields NaN. blockIdx.x is the sequence; each thread computes two columns.

@@ -154,7 +154,7 @@ pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
     b == 1 && matches!(d, 32 | 64) && stride == 1 && are_aligned && is_supported
 }
 
-/// The packed sequences of a batch in the form that the [`attention`] kernel expects, on a GPU: for
+/// The ragged sequences of a batch in the form that the [`attention`] kernel expects, on a GPU: for
 /// each tile of up to 64 queries, the first token of the tile's sequence, the end of this sequence,
 /// and the tile's first query.
 #[derive(Clone, Debug)]
@@ -168,7 +168,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// The tiles of packed sequences. `offsets` holds the first token of each sequence, then the
+    /// The tiles of ragged sequences. `offsets` holds the first token of each sequence, then the
     /// number of tokens.
     ///
     /// # Errors
@@ -224,8 +224,8 @@ fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
     4 * (2 * blocks - tiles) <= tiles
 }
 
-/// Which keys of its sequence a query sees, and the biases of their scores. The distance of a key is
-/// its index minus that of the query and minus `offset`. The default shows all keys.
+/// Which keys of its sequence a query sees, and the biases of their scores. The distance of a key
+/// is its index minus that of the query and minus `offset`. The default shows all keys.
 #[derive(Clone, Copy, Default)]
 pub struct Positions<'a> {
     /// Number of keys before the first query of each sequence.
@@ -239,7 +239,7 @@ pub struct Positions<'a> {
     pub bias: Option<TensorView<'a>>,
 }
 
-/// `softmax(q·kᵀ · scale + bias) · v` within each packed sequence. A query that sees no key yields
+/// `softmax(q·kᵀ · scale + bias) · v` within each ragged sequence. A query that sees no key yields
 /// zeros.
 ///
 /// # Shapes
@@ -558,8 +558,8 @@ fn epilogue_typed<T: Element>(
     Ok(())
 }
 
-/// Whether [`rotate`] supports heads `(1, H, N, D)` of this dtype and layout: f32, f16 or bf16; D is
-/// a multiple of 4 with stride 1, and every row starts at an even offset.
+/// Whether [`rotate`] supports heads `(1, H, N, D)` of this dtype and layout: f32, f16 or bf16; D
+/// is a multiple of 4 with stride 1, and every row starts at an even offset.
 pub fn supports_rotary(dtype: DType, layout: &Layout) -> bool {
     let (&[b, _, _, d], &[_, head_stride, token_stride, stride]) = (layout.dims(), layout.stride())
     else {
@@ -627,7 +627,7 @@ fn rotate_typed<T: Element>(
     Ok(())
 }
 
-/// The mean over the tokens of each packed sequence, in f32. An empty sequence yields NaN.
+/// The mean over the tokens of each ragged sequence, in f32. An empty sequence yields NaN.
 ///
 /// # Shapes
 /// `hidden`: `(N, E)`, contiguous, E even; `offsets`: the first token of each of B sequences, then

@@ -9,7 +9,7 @@
 //!
 //! # Symbols
 //! B batch · T query (target) length · S key (source) length · H heads · D head_dim · E hidden_size
-//! · N packed tokens of a batch · V width of a head's values · G key-value heads. A product
+//! · N tokens of a ragged batch · V width of a head's values · G key-value heads. A product
 //! `(m, k) · (k, n)` is computed in register tiles of mr × nr and cache blocks of mc, nc and kc, as
 //! in BLIS.
 //!

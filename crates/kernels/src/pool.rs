@@ -1,4 +1,4 @@
-//! Mean pooling of packed sequences.
+//! Mean pooling of ragged sequences.
 
 use std::mem::MaybeUninit;
 

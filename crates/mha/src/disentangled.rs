@@ -11,8 +11,8 @@ use crate::{Error, Result, shape::shape_error};
 /// [`AttentionOptions::with_disentangled`](crate::AttentionOptions::with_disentangled).
 ///
 /// The score of query i and key j is `(qᵢ·kⱼ + qᵢ·K[r] + kⱼ·Q[r]) / √(n·D)`, where n is the number
-/// of terms. The row r depends on the distance from the query to the key. K and Q are linear maps of
-/// the same embeddings of relative positions. The terms with K and Q are optional.
+/// of terms. The row r depends on the distance from the query to the key. K and Q are linear maps
+/// of the same embeddings of relative positions. The terms with K and Q are optional.
 ///
 /// # Examples
 /// The scores have the term `qᵢ·K[r]` but not `kⱼ·Q[r]`, so only `keys` is given. A key after the
@@ -137,12 +137,12 @@ impl DisentangledPositions {
     /// `qᵢ·K[r] + kⱼ·Q[r]` of all queries and keys, by candle's operations.
     ///
     /// # Shapes
-    /// `q`: `(B, H, T, D)`, where the first query has the position `first_query`; `k`: `(B, G, S, D)`,
-    /// contiguous, of the same dtype; returns `(B, H, T, S)`
+    /// `q`: `(B, H, T, D)`, where the first query has the position `first_query`; `k`:
+    /// `(B, G, S, D)`, contiguous, of the same dtype; returns `(B, H, T, S)`
     pub(crate) fn scores(&self, q: &Tensor, k: &Tensor, first_query: usize) -> Result<Tensor> {
         let ((b, h, t, d), (_b, g, s, _d)) = (q.dims4()?, k.dims4()?);
         let radius = self.rows.len() / 2;
-        // The distance of tokens of different packed sequences may exceed the radius. The mask
+        // The distance of tokens of different ragged sequences may exceed the radius. The mask
         // hides these tokens from each other.
         let row = |t: usize, s: usize| {
             self.rows[(radius + s).saturating_sub(first_query + t).min(2 * radius)]

@@ -131,7 +131,7 @@ pub enum Error {
         got: i64,
     },
 
-    /// An offset of packed sequences is wrong: the first is not 0, one is too small, or the last is
+    /// An offset of ragged sequences is wrong: the first is not 0, one is too small, or the last is
     /// not N.
     #[error("offsets[{index}] is {got}: expected {expected}")]
     Offset {

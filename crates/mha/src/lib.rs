@@ -8,10 +8,10 @@
 //! | H, D | number of heads, `head_dim`; D is E / H by default |
 //! | G | number of key-value heads; H unless heads share keys and values |
 //! | V | width of a head's values; D by default |
-//! | N | tokens of a packed batch |
+//! | N | tokens of a ragged batch |
 //!
 //! `q` is `(B, H, T, D)`, `k` is `(B, G, S, D)`, `v` is `(B, G, S, V)`; hidden states are
-//! `(B, T, E)`. Packed sequences are `(1, N, E)` with a mask from
+//! `(B, T, E)`. Ragged sequences are `(1, N, E)` with a mask from
 //! [`AttentionMask::with_sequences`]. In a mask, `1 = may attend`.
 //!
 //! # Modules
@@ -22,7 +22,8 @@
 //!   [`MultiHeadAttention`]
 //! - [`MultiHeadAttention`]: project, attend, merge, with the sizes of an [`AttentionConfig`]
 //! - [`scaled_dot_product_attention`]: the attention of projected queries, keys and values
-//! - [`AttentionMask`]: which keys a query may attend to; [`LoweredMask`]: the same for several layers
+//! - [`AttentionMask`]: which keys a query may attend to; [`LoweredMask`]: the same for several
+//!   layers
 //! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], a transformation of
 //!   queries and keys ([`QueryKeyTransform`]), and the relative positions of disentangled attention
 //!   ([`DisentangledPositions`])

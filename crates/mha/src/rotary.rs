@@ -123,16 +123,16 @@ impl Rotary {
     /// The errors of [`Self::at`] and of [`AttentionMask::sequence_lengths`].
     ///
     /// # Examples
-    /// Packed sequences of 3 and 5 tokens, for a model that was trained with at most 4 tokens:
+    /// Ragged sequences of 3 and 5 tokens, for a model that was trained with at most 4 tokens:
     /// ```
     /// use candle_core::{Device::Cpu, Tensor};
     /// use mha::{AttentionMask, QueryKeyTransform, Rotary, RotaryScaling};
     ///
     /// let scaling = RotaryScaling::DynamicNtk { factor: 2., trained: 4 };
     /// let rotary = Rotary::scaled(10_000., scaling, 4, 9, &Cpu)?;
-    /// let packed = AttentionMask::none().with_sequences(&[0, 3, 8])?;
+    /// let ragged = AttentionMask::none().with_sequences(&[0, 3, 8])?;
     /// let x = Tensor::new(&[0f32, 1., 0., 0.], &Cpu)?.broadcast_as((1, 1, 8, 4))?;
-    /// let rotated = rotary.of_mask(&packed, 1, 8)?.query(&x)?.squeeze(0)?.squeeze(0)?;
+    /// let rotated = rotary.of_mask(&ragged, 1, 8)?.query(&x)?.squeeze(0)?.squeeze(0)?;
     /// let rotated = rotated.to_vec2::<f32>()?;
     /// assert_eq!(rotated[2][3], 0.02f32.sin()); // position 2, frequency 10000^(−2/4)
     /// // With 5 tokens, the base is 10000 · (2·5/4 − 1)² = 22500; its square root is 150.
@@ -148,9 +148,9 @@ impl Rotary {
         if !lengths.iter().any(|&length| self.scaling.depends_on(length)) {
             return self.at(&positions);
         }
-        // A packed sequence has a part of the positions; each sequence of a batch has all of them.
+        // A ragged sequence has a part of the positions; each sequence of a batch has all of them.
         let mut rest = &positions[..];
-        let sequences = lengths.iter().map(|&length| match mask.is_packed() {
+        let sequences = lengths.iter().map(|&length| match mask.is_ragged() {
             true => rest.split_off(..length).unwrap_or_default(),
             false => &positions[..],
         });
@@ -160,7 +160,7 @@ impl Rotary {
         let rotations = rotations.collect::<Result<Vec<_>>>()?;
         let join = |table: fn(&RotaryAt) -> &Tensor| {
             let tables: Vec<&Tensor> = rotations.iter().map(table).collect();
-            match mask.is_packed() {
+            match mask.is_ragged() {
                 true => Tensor::cat(&tables, 0),    // (T, D / 2)
                 false => Tensor::stack(&tables, 0), // (B, T, D / 2)
             }
@@ -357,7 +357,7 @@ mod tests {
         Ok(())
     }
 
-    /// A sequence has the same rotation alone, packed, and padded at its end by a padding mask or
+    /// A sequence has the same rotation alone, ragged, and padded at its end by a padding mask or
     /// by valid lengths.
     #[test]
     fn dynamic_frequencies_depend_on_the_length_of_each_sequence() -> Result<()> {
@@ -375,9 +375,9 @@ mod tests {
                 rotate(&x.narrow(0, b, 1)?.narrow(2, from, length)?, &AttentionMask::none())
             };
             let (long, short) = (alone(0, 0, 5)?, alone(0, 5, 3)?);
-            let packed = AttentionMask::none().with_sequences(&[0, 0, 5, 8])?;
-            let packed = rotate(&x.narrow(0, 0, 1)?, &packed)?;
-            assert_eq!(packed, [long.clone(), short].concat());
+            let ragged = AttentionMask::none().with_sequences(&[0, 0, 5, 8])?;
+            let ragged = rotate(&x.narrow(0, 0, 1)?, &ragged)?;
+            assert_eq!(ragged, [long.clone(), short].concat());
 
             let padded = Tensor::new(&[[1u8, 1, 1, 0, 1, 0, 0, 0], [1; 8]], &Cpu)?;
             let padded = rotate(&x, &AttentionMask::none().with_padding(&padded)?)?;

@@ -68,8 +68,9 @@ impl<'a> Scoring<'a> {
 /// keys are −∞, or if any visible key has a score of +∞ or NaN.
 ///
 /// A CPU or CUDA kernel computes the attention if it supports the arguments. Otherwise candle's
-/// operations compute packed sequences one by one, and long sequences in blocks of queries. A block has at most 2²⁴ scores, or `B·H·S` if `B·H·S` is larger.
-/// With autograd, the scores of all blocks stay in memory.
+/// operations compute ragged sequences one by one, and long sequences in blocks of queries. A block
+/// has at most 2²⁴ scores, or `B·H·S` if `B·H·S` is larger. With autograd, the scores of all blocks
+/// stay in memory.
 ///
 /// # Shapes
 /// - `q`: `(B, H, T, D)`; `k`, `v`: `(B, H, S, D)`; returns `(B, H, T, D)`
@@ -126,8 +127,8 @@ pub fn scaled_dot_product_attention(
 }
 
 /// [`scaled_dot_product_attention`] of the outputs `q`, `k` and `v` of linear maps that compute in
-/// `compute_type`, with dropout on the weights if it is given. The CPU kernel accepts bf16 inputs for
-/// some compute types, see [`ComputeType::for_attention`].
+/// `compute_type`, with dropout on the weights if it is given. The CPU kernel accepts bf16 inputs
+/// for some compute types, see [`ComputeType::for_attention`].
 pub(crate) fn attend_with_compute_type(
     q: &Tensor,
     k: &Tensor,
@@ -506,13 +507,13 @@ mod tests {
     }
 
     #[test]
-    fn packed_sequences_do_not_attend_to_each_other() -> Result<()> {
+    fn ragged_sequences_do_not_attend_to_each_other() -> Result<()> {
         let random = || Tensor::randn(0f32, 1f32, (1, 3, 6, 4), &Cpu);
         let (q, k, v) = (random()?, random()?, random()?);
         let mask = AttentionMask::none().with_sequences(&[0, 2, 2, 6])?;
-        let packed = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
+        let ragged = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
         let (dense, weights) = scaled_dot_product_attention_with_weights(&q, &k, &v, &mask, None)?;
-        assert!(max_difference(&packed, &dense)? < 5e-6);
+        assert!(max_difference(&ragged, &dense)? < 5e-6);
         let across = weights.narrow(2, 0, 2)?.narrow(3, 2, 4)?.abs()?.sum_all()?;
         assert_eq!(across.to_scalar::<f32>()?, 0.0);
         for (start, len) in [(0, 2), (2, 4)] {
@@ -524,7 +525,7 @@ mod tests {
                 &AttentionMask::none(),
                 None,
             )?;
-            assert_eq!(max_difference(&part(&packed)?, &alone)?, 0.0);
+            assert_eq!(max_difference(&part(&ragged)?, &alone)?, 0.0);
         }
         Ok(())
     }
@@ -532,7 +533,7 @@ mod tests {
     /// The CPU kernel computes f32, and candle's operations compute f64 and tensors that autograd
     /// tracks.
     #[test]
-    fn all_parts_of_a_mask_apply_within_each_packed_sequence() -> Result<()> {
+    fn all_parts_of_a_mask_apply_within_each_ragged_sequence() -> Result<()> {
         let none = AttentionMask::none;
         let (offsets, h, n) = ([0, 4, 4, 5, 12], 2, 12);
         let random = |shape: &[usize]| Tensor::randn(0f64, 1f64, shape, &Cpu);
@@ -560,11 +561,11 @@ mod tests {
             let (q, k, v) = (heads()?, heads()?, heads()?);
             let tracked = Var::from_tensor(&q)?;
             for (name, mask) in &masks {
-                let packed = mask(0, n)?.with_sequences(&offsets)?;
-                let untracked = scaled_dot_product_attention(&q, &k, &v, &packed, None)?;
-                let by_candle = scaled_dot_product_attention(&tracked, &k, &v, &packed, None)?;
+                let ragged = mask(0, n)?.with_sequences(&offsets)?;
+                let untracked = scaled_dot_product_attention(&q, &k, &v, &ragged, None)?;
+                let by_candle = scaled_dot_product_attention(&tracked, &k, &v, &ragged, None)?;
                 let (with_weights, _) =
-                    scaled_dot_product_attention_with_weights(&q, &k, &v, &packed, None)?;
+                    scaled_dot_product_attention_with_weights(&q, &k, &v, &ragged, None)?;
                 for (start, end) in offsets.into_iter().zip(offsets.into_iter().skip(1)) {
                     let part = |x: &Tensor| x.narrow(2, start, end - start);
                     let (q, k, v) = (part(&q)?, part(&k)?, part(&v)?);

@@ -42,8 +42,8 @@ pub(crate) fn expect_dims(
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H and D is not 0
 /// # Errors
-/// [`Error::Shape`] for other shapes; [`Error::Zero`] for D = 0; [`Error::DType`] for integers, and if
-/// some tensors are in f64 and others are not.
+/// [`Error::Shape`] for other shapes; [`Error::Zero`] for D = 0; [`Error::DType`] for integers, and
+/// if some tensors are in f64 and others are not.
 pub(crate) fn check_qkv(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<[usize; 4]> {
     let &[b, h, t, d] = q.dims() else {
         return Err(shape_error("q", q, "(B, H, T, D)".to_string()));
@@ -82,7 +82,7 @@ pub(crate) fn score_dtype(queries: DType) -> DType {
     if queries == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Checks the offsets of packed sequences.
+/// Checks the offsets of ragged sequences.
 ///
 /// # Shapes
 /// `offsets`: `(B + 1,)`, the index of each sequence's first token, then `tokens`

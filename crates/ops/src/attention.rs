@@ -113,8 +113,8 @@ fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
     })
 }
 
-/// Attention by the CUDA kernel, without the head mask. It supports packed sequences with and without
-/// causal mask, window and distance bias, if B = 1, T = S, and V = D is 32 or 64.
+/// Attention by the CUDA kernel, without the head mask. It supports ragged sequences with and
+/// without causal mask, window and distance bias, if B = 1, T = S, and V = D is 32 or 64.
 #[cfg(feature = "cuda")]
 fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Option<Tensor>> {
     let [q, _k, v] = qkv;
@@ -138,7 +138,7 @@ fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Opt
         let after = parts.causal.map(|_| 0).or(parts.window);
         let offset = parts.first_query();
         let positions = cuda_kernels::Positions { offset, before, after, bias };
-        cuda::apply3("attention of packed sequences", qkv, |q, k, v| {
+        cuda::apply3("attention of ragged sequences", qkv, |q, k, v| {
             cuda_kernels::attention(q, k, v, &tiles, positions, scoring.scale as f32)
         })
     };

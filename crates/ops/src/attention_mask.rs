@@ -7,7 +7,7 @@ use mha_kernels::{Broadcast, Sequence};
 
 use crate::Result;
 
-/// Packed sequences: the tokens of each see the tokens of the same sequence only. Clones share what
+/// Ragged sequences: the tokens of each see the tokens of the same sequence only. Clones share what
 /// the kernels compute from the offsets.
 #[derive(Clone, Debug)]
 pub struct Sequences(Arc<Offsets>);
@@ -63,7 +63,7 @@ impl Sequences {
 /// queries are f64, otherwise f32. The default has no part.
 #[derive(Clone, Debug, Default)]
 pub struct MaskParts {
-    /// Packed sequences, for T = S. All other parts apply within each sequence.
+    /// Ragged sequences, for T = S. All other parts apply within each sequence.
     pub sequences: Option<Sequences>,
     /// The offset of a causal mask: query t sees the keys up to `t + offset`.
     pub causal: Option<usize>,
@@ -76,8 +76,8 @@ pub struct MaskParts {
     pub keys: Option<Tensor>,
     /// Rank 4 of u8, broadcasts to `(B, H, T, S)`: 0 hides a key.
     pub keep: Option<Tensor>,
-    /// Rank 4, broadcasts to `(B, H, T, S)`, added to the scores. If the sum of the biases is −∞, the
-    /// key is hidden.
+    /// Rank 4, broadcasts to `(B, H, T, S)`, added to the scores. If the sum of the biases is −∞,
+    /// the key is hidden.
     pub bias: Option<Tensor>,
     /// `(1, H, 1, 1)`: factors of the attention weights.
     pub head_mask: Option<Tensor>,
@@ -118,7 +118,7 @@ impl MaskParts {
 
 /// A mask for scores of one shape, with the forms that kernels compute from its parts at their
 /// first use. The CPU kernel computes all parts but the head mask, which is applied to its result.
-/// The CUDA kernel computes packed sequences with causal mask, window and distance bias.
+/// The CUDA kernel computes ragged sequences with causal mask, window and distance bias.
 #[derive(Debug)]
 pub struct KernelMask {
     dims: [usize; 4],

@@ -32,7 +32,7 @@ pub struct CudaGraphCache {
 }
 
 impl CudaGraphCache {
-    /// The hidden states `(N, E)` that `encode` computes from the ids of packed sequences and
+    /// The hidden states `(N, E)` that `encode` computes from the ids of ragged sequences and
     /// `mask`, which depends on nothing but `offsets`. On a GPU, a CUDA graph computes them if one
     /// was captured for these lengths; the graph reads the tensors of its own clone of `mask`.
     ///
@@ -129,8 +129,8 @@ mod graphs {
         /// Captures the launches of `encode`.
         ///
         /// # Errors
-        /// [`crate::Error::Candle`] if the launches cannot be captured, if autograd tracks the tensors, or
-        /// if the graph does not compute `expected` from `ids`.
+        /// [`crate::Error::Candle`] if the launches cannot be captured, if autograd tracks the
+        /// tensors, or if the graph does not compute `expected` from `ids`.
         fn new<M: Clone + 'static, E: std::error::Error + Send + Sync + 'static>(
             ids: &Tensor,
             mask: &M,

@@ -2,13 +2,13 @@
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
 //! operations. [`attention()`], [`rotate_in_place`] and [`mean_pool`] compute nothing if no kernel
-//! supports the tensors; the caller then uses candle's operations. The kernels compute no gradients,
-//! so candle's operations are used for inputs that autograd tracks.
+//! supports the tensors; the caller then uses candle's operations. The kernels compute no
+//! gradients, so candle's operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
-//! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; D = 32 or 64; packed sequences, causal, window, bias by distance |
+//! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; D = 32 or 64; ragged sequences, causal, window, bias by distance |
 //! | [`rotate_in_place`] | rotary position embedding | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
 //! | [`add()`] | `x + y` | f32 | – |

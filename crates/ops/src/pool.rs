@@ -1,4 +1,4 @@
-//! Pooling of packed sequences: mean over tokens, and normalisation to unit length.
+//! Pooling of ragged sequences: mean over tokens, and normalisation to unit length.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use mha_kernels::Isa;
@@ -12,8 +12,8 @@ use crate::{Error, Result, cpu};
 /// The mean of each sequence's rows in f32; `None` if no kernel supports `x`.
 ///
 /// # Shapes
-/// `x`: `(N, E)`, packed; `offsets`: the index of the first row of each of B sequences, then N,
-/// strictly increasing; returns `(B, E)`
+/// `x`: `(N, E)`, a ragged batch; `offsets`: the index of the first row of each of B sequences,
+/// then N, strictly increasing; returns `(B, E)`
 /// # Errors
 /// [`Error::Shape`] if the offsets do not increase strictly from 0 to N; [`Error::Isa`] if
 /// `MHA_ISA` names instructions that this machine lacks; [`Error::Candle`] if `x` is not a matrix,

@@ -276,25 +276,29 @@ impl IntoResponse for Failure {
 /// the kind and the field.
 impl From<encoder::Error> for Failure {
     fn from(error: encoder::Error) -> Self {
-        use encoder::Error as E;
+        use encoder::{ConfigError, Error as E, FileError, InputError as I};
         let kind = match &error {
-            E::LongText { .. }
-            | E::TooLong { .. }
-            | E::LongQuestion { .. }
-            | E::MaskTruncated { .. } => Kind::TooLarge,
-            E::EmptySequence { .. } => Kind::Empty,
-            E::Tokenizer { .. }
-            | E::NoTokens { .. }
-            | E::OnlyPrompt { .. }
-            | E::NoMask { .. }
-            | E::Id { .. }
-            | E::UnknownToken { .. } => Kind::Tokenizer,
-            E::NoPrompt { .. } | E::Dimension { .. } | E::Value { .. } => Kind::Invalid,
+            E::File(FileError::Tokenizer { .. }) => Kind::Tokenizer,
+            E::Config(ConfigError::Value { .. }) => Kind::Invalid,
+            E::Input(error) => match error {
+                I::LongText { .. }
+                | I::TooLong { .. }
+                | I::LongQuestion { .. }
+                | I::MaskTruncated { .. } => Kind::TooLarge,
+                I::EmptySequence { .. } => Kind::Empty,
+                I::NoTokens { .. }
+                | I::OnlyPrompt { .. }
+                | I::NoMask { .. }
+                | I::Id { .. }
+                | I::UnknownToken { .. } => Kind::Tokenizer,
+                I::NoPrompt { .. } | I::Dimension { .. } => Kind::Invalid,
+                _ => Kind::Backend,
+            },
             _ => Kind::Backend,
         };
         let field = match &error {
-            E::NoPrompt { .. } => Some("prompt_name"),
-            E::Dimension { .. } => Some("dimensions"),
+            E::Input(I::NoPrompt { .. }) => Some("prompt_name"),
+            E::Input(I::Dimension { .. }) => Some("dimensions"),
             _ => None,
         };
         let failure = Self::new(kind, error);

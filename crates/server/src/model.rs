@@ -12,8 +12,8 @@ use std::{
 
 use candle_core::DType;
 use encoder::{
-    AttentionReader, Choice, Embedder, EncoderModel, Inspection, LoadOptions, ModelFiles,
-    PackedBatch, Pipeline, Pooling, Precision, TaskVisitor, TextTokenizer, Tokens, for_each_task,
+    AttentionReader, Choice, Embedder, EncoderModel, Inspection, LoadOptions, ModelFiles, Pipeline,
+    Pooling, Precision, RaggedBatch, TaskVisitor, TextTokenizer, Tokens, for_each_task,
 };
 
 use crate::engine::{Compute, Key, KeyKind, Sequence, Target};
@@ -64,8 +64,8 @@ pub enum Error {
     /// The model cannot be run.
     #[error("{problems}")]
     Problems {
-        /// The problems of the files, as `encodle inspect` prints them; only the first if the weights
-        /// cannot be opened.
+        /// The problems of the files, as `encodle inspect` prints them; only the first if the
+        /// weights cannot be opened.
         problems: String,
     },
 
@@ -169,9 +169,9 @@ impl Model {
         let model = &self.task.encoder;
         let id = self.tokenizer().pad_token_id();
         for length in [1, self.max_input_length().min(128)] {
-            let mut batch = PackedBatch::default();
+            let mut batch = RaggedBatch::default();
             batch.push(&vec![id; length], &vec![0; length])?;
-            model.forward_packed(&batch)?;
+            model.forward_ragged(&batch)?;
         }
         Ok(())
     }
@@ -293,11 +293,11 @@ impl Compute for States {
     type Values = Vec<f32>;
 
     fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>> {
-        let mut batch = PackedBatch::default();
+        let mut batch = RaggedBatch::default();
         for Sequence { tokens, .. } in sequences {
             batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
         }
-        let states = self.0.forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, E)
+        let states = self.0.forward_ragged(&batch)?.to_dtype(DType::F32)?; // (N, E)
         let of = |at: &[usize]| {
             Ok(states.narrow(0, at[0], at[1] - at[0])?.flatten_all()?.to_vec1::<f32>()?)
         };

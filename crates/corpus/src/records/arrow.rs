@@ -10,7 +10,7 @@ use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::ArrowError;
 
 use crate::{
-    Error, Result,
+    Error, InputError, Result,
     catch_panic::catch_panic,
     format::refuse_feather_v1,
     records::{batches, stream::Records},
@@ -23,13 +23,14 @@ const FILE_MAGIC: &[u8] = b"ARROW1";
 /// input. A stream may come from a pipe. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::Read`] if the file cannot be read; [`Error::Arrow`] if the file is not Arrow IPC;
-/// [`Error::FeatherV1`] if it is Feather V1;
-/// [`Error::ArrowStream`] if standard input is not an Arrow IPC stream, or if a pipe contains the
-/// file format; the errors of [`batches::read`].
+/// [`InputError::Read`] if the file cannot be read; [`InputError::Arrow`] if the file is not Arrow
+/// IPC; [`InputError::FeatherV1`] if it is Feather V1; [`InputError::ArrowStream`] if standard
+/// input is not an Arrow IPC stream, or if a pipe contains the file format; the errors of
+/// [`batches::read`].
 pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Records> {
-    let stream_error = |source| Error::ArrowStream { name: name.to_string(), source };
-    let read_error = |source| Error::Read { name: name.to_string(), source };
+    let stream_error =
+        |source| Error::Input(InputError::ArrowStream { name: name.to_string(), source });
+    let read_error = |source| Error::Input(InputError::Read { name: name.to_string(), source });
     let Some(mut file) = file else {
         let mut input = BufReader::new(io::stdin());
         refuse_feather_v1(input.fill_buf().map_err(read_error)?, name)?;
@@ -37,7 +38,7 @@ pub(crate) fn read(file: Option<File>, name: &str, column: &str) -> Result<Recor
         let reader = catch_panic(|| StreamReader::try_new(input, None)).map_err(stream_error)?;
         return batches::read(reader.schema(), WholeStream(reader), name, column);
     };
-    let error = |source| Error::Arrow { name: name.to_string(), source };
+    let error = |source| Error::Input(InputError::Arrow { name: name.to_string(), source });
     let mut start = vec![];
     (&file).take(FILE_MAGIC.len() as u64).read_to_end(&mut start).map_err(read_error)?;
     refuse_feather_v1(&start, name)?;

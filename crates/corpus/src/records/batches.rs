@@ -6,7 +6,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch, cast::AsArray};
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 
 use crate::{
-    Error, Result,
+    InputError, Result,
     catch_panic::catch_panics,
     columns::{compact, without_dictionaries},
     records::{
@@ -21,8 +21,8 @@ pub(crate) const BATCH_ROWS: usize = 1024;
 /// The rows of `batches`. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::NoColumn`] if there is no such column; [`Error::DuplicateColumn`] if two columns have
-/// the same name; [`Error::NotText`] if the column does not contain strings.
+/// [`InputError::NoColumn`] if there is no such column; [`InputError::DuplicateColumn`] if two
+/// columns have the same name; [`InputError::NotText`] if the column does not contain strings.
 pub(crate) fn read(
     schema: SchemaRef,
     batches: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
@@ -32,14 +32,19 @@ pub(crate) fn read(
     let names = || schema.fields().iter().map(|field| field.name().as_str());
     let Some(text_column) = names().position(|name| name == column) else {
         let got = names().map(String::from).collect();
-        return Err(Error::NoColumn { name: name.to_string(), expected: column.to_string(), got });
+        return Err(InputError::NoColumn {
+            name: name.to_string(),
+            expected: column.to_string(),
+            got,
+        }
+        .into());
     };
     check_distinct(name, names())?;
     let schema = without_dictionaries(&schema);
     let (name, column) = (name.to_string(), column.to_string());
     match schema.field(text_column).data_type() {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {}
-        other => return Err(Error::NotText { name, column, got: other.clone() }),
+        other => return Err(InputError::NotText { name, column, got: other.clone() }.into()),
     }
     let mut rows = BatchRows { schema: schema.clone(), text_column, name, column, read: 0 };
     let (mut failed, mut before) = (false, 0);

@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    EMBEDDING, Error, Result,
+    EMBEDDING, Error, InputError, Result,
     records::{
         record::{Fields, InvalidRecord, InvalidRecordKind, Record, Unit},
         stream::{Records, check_distinct, string_columns},
@@ -20,9 +20,9 @@ use crate::{
 /// The rows of a CSV file. `column` is the name of the column that contains the text.
 ///
 /// # Errors
-/// [`Error::Csv`] for an unreadable header; [`Error::InvalidRecord`] if a quote in the header is
-/// not closed; [`Error::NoColumn`] if the header lacks `column`; [`Error::DuplicateColumn`] if two
-/// columns have the same name.
+/// [`InputError::Csv`] for an unreadable header; [`Error::InvalidRecord`] if a quote in the header
+/// is not closed; [`InputError::NoColumn`] if the header lacks `column`;
+/// [`InputError::DuplicateColumn`] if two columns have the same name.
 pub(crate) fn read(
     input: impl Read + Send + 'static,
     delimiter: u8,
@@ -39,7 +39,9 @@ pub(crate) fn read(
         place: Place::FieldStart,
     };
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(input);
-    let header = reader.headers().map_err(|source| Error::Csv { name: name.clone(), source })?;
+    let header = reader
+        .headers()
+        .map_err(|source| Error::Input(InputError::Csv { name: name.clone(), source }))?;
     let header = header.clone();
     let unclosed = {
         let (scan, name) = (scan.clone(), name.clone());
@@ -54,7 +56,7 @@ pub(crate) fn read(
     }
     let Some(text_column) = header.iter().position(|name| name == column) else {
         let got = header.iter().map(String::from).collect();
-        return Err(Error::NoColumn { name, expected: column, got });
+        return Err(InputError::NoColumn { name, expected: column, got }.into());
     };
     check_distinct(&name, header.iter())?;
     let has_embedding = header.iter().any(|name| name == EMBEDDING);

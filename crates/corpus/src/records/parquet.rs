@@ -7,7 +7,7 @@ use parquet::arrow::arrow_reader::{
 };
 
 use crate::{
-    Error, Result,
+    Error, InputError, Result,
     catch_panic::catch_panic,
     columns::{with_int96_units, with_time_zones, without_dictionaries},
     records::{
@@ -19,10 +19,10 @@ use crate::{
 /// The rows of a Parquet file. The column `column` contains the texts.
 ///
 /// # Errors
-/// [`Error::Parquet`] if the file is not Parquet; [`Error::NoColumn`]; [`Error::DuplicateColumn`];
-/// [`Error::NotText`].
+/// [`InputError::Parquet`] if the file is not Parquet; [`InputError::NoColumn`];
+/// [`InputError::DuplicateColumn`]; [`InputError::NotText`].
 pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
-    let error = |source| Error::Parquet { name: name.to_string(), source };
+    let error = |source| Error::Input(InputError::Parquet { name: name.to_string(), source });
     let options = ArrowReaderOptions::new;
     let metadata = catch_panic(|| ArrowReaderMetadata::load(&file, options())).map_err(error)?;
     // `parquet` 60.1 cannot read dictionaries of some types, such as booleans.

@@ -10,7 +10,7 @@ use std::{
 use flate2::read::MultiGzDecoder;
 
 use crate::{
-    Error, RecordFormat, Result,
+    Error, InputError, RecordFormat, Result,
     format::{Compression, compressed_extension},
     records::{arrow, csv, jsonl, lines, parquet, stream::Records},
 };
@@ -102,7 +102,7 @@ impl RecordSource {
     /// of a path.
     ///
     /// # Errors
-    /// [`Error::UnsupportedExtension`], [`Error::CompressedTable`].
+    /// [`InputError::UnsupportedExtension`], [`InputError::CompressedTable`].
     pub(crate) fn settings(&self) -> Result<String> {
         let path = self.path().and_then(|path| path.canonicalize().ok());
         let name = path.map_or_else(|| self.name(), |path| path.display().to_string());
@@ -127,11 +127,14 @@ impl RecordSource {
         let format = match self.format {
             Some(format) => format,
             None => RecordFormat::from_extension(&extension).map_err(|()| {
-                Error::UnsupportedExtension { name: self.name(), extension: extension.clone() }
+                Error::Input(InputError::UnsupportedExtension {
+                    name: self.name(),
+                    extension: extension.clone(),
+                })
             })?,
         };
         if compression.is_some() && matches!(format, RecordFormat::Parquet | RecordFormat::Arrow) {
-            return Err(Error::CompressedTable { name: self.name() });
+            return Err(InputError::CompressedTable { name: self.name() }.into());
         }
         Ok((format, compression))
     }
@@ -139,35 +142,37 @@ impl RecordSource {
     /// Opens the input at its first record.
     ///
     /// # Errors
-    /// - [`Error::UnsupportedExtension`], [`Error::CompressedTable`] if the extension is not
-    ///   supported
-    /// - [`Error::NoFields`] if a field was chosen and the format is text lines
-    /// - [`Error::Read`] if the file cannot be opened, or is a folder
-    /// - [`Error::ParquetStream`] if the format is Parquet and the input is standard input or
+    /// - [`InputError::UnsupportedExtension`], [`InputError::CompressedTable`] if the extension is
+    ///   not supported
+    /// - [`InputError::NoFields`] if a field was chosen and the format is text lines
+    /// - [`InputError::Read`] if the file cannot be opened, or is a folder
+    /// - [`InputError::ParquetStream`] if the format is Parquet and the input is standard input or
     ///   another stream
-    /// - [`Error::Csv`], [`Error::Parquet`], [`Error::Arrow`], [`Error::ArrowStream`],
-    ///   [`Error::FeatherV1`] if the content is not in the input's format;
-    ///   [`Error::InvalidRecord`] if a quote in the header of a CSV file is not closed
-    /// - [`Error::NoColumn`] or [`Error::NotText`] if the text column is missing or does not
-    ///   contain strings; [`Error::NoColumn`] also if a field other than `text` was chosen for a
-    ///   list of texts; [`Error::DuplicateColumn`] if two columns have the same name
+    /// - [`InputError::Csv`], [`InputError::Parquet`], [`InputError::Arrow`],
+    ///   [`InputError::ArrowStream`], [`InputError::FeatherV1`] if the content is not in the
+    ///   input's format; [`Error::InvalidRecord`] if a quote in the header of a CSV file is not
+    ///   closed
+    /// - [`InputError::NoColumn`] or [`InputError::NotText`] if the text column is missing or does
+    ///   not contain strings; [`InputError::NoColumn`] also if a field other than `text` was chosen
+    ///   for a list of texts; [`InputError::DuplicateColumn`] if two columns have the same name
     pub fn open(&self) -> Result<Records> {
         if let Origin::Texts(texts) = &self.origin {
             return match self.field.as_deref() {
                 None | Some("text") => Ok(Records::of_texts(texts.to_vec())),
-                Some(field) => Err(Error::NoColumn {
+                Some(field) => Err(InputError::NoColumn {
                     name: self.name(),
                     expected: field.to_string(),
                     got: vec!["text".to_string()],
-                }),
+                }
+                .into()),
             };
         }
         let (name, (format, compression)) = (self.name(), self.format()?);
         let field = self.field.clone().unwrap_or_else(|| "text".to_string());
         if format == RecordFormat::Lines && self.field.is_some() {
-            return Err(Error::NoFields { name });
+            return Err(InputError::NoFields { name }.into());
         }
-        let unreadable = |source| Error::Read { name: name.clone(), source };
+        let unreadable = |source| Error::Input(InputError::Read { name: name.clone(), source });
         let file = self.path().map(File::open).transpose().map_err(unreadable)?;
         if self.path().is_some_and(Path::is_dir) {
             return Err(unreadable(io::ErrorKind::IsADirectory.into()));
@@ -180,7 +185,7 @@ impl RecordSource {
             RecordFormat::Tsv => csv::read(bytes(file)?, b'\t', name.clone(), field),
             RecordFormat::Parquet => match file.filter(|_| !self.is_stream()) {
                 Some(file) => parquet::read(file, &name, &field),
-                None => Err(Error::ParquetStream { name }),
+                None => Err(InputError::ParquetStream { name }.into()),
             },
             RecordFormat::Arrow => arrow::read(file, &name, &field),
         }

@@ -9,7 +9,7 @@ use std::{
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::{
-    Error, Result,
+    InputError, Result, ResumeError,
     records::{
         position::InputPosition,
         record::{Fields, InvalidRecord, Record, Unit},
@@ -87,21 +87,23 @@ impl Records {
     /// Skips the records that an interrupted run has read.
     ///
     /// # Errors
-    /// [`Error::InvalidRecord`] if the input cannot be read; [`Error::InputShorter`] if it has
-    /// fewer records; [`Error::InputChanged`] if its first records differ from these.
+    /// [`Error::InvalidRecord`] if the input cannot be read; [`ResumeError::InputShorter`] if it
+    /// has fewer records; [`ResumeError::InputChanged`] if its first records differ from these.
     pub(crate) fn skip_to(&mut self, position: InputPosition) -> Result<()> {
         let mut reached = InputPosition::default();
         for got in 0..position.read {
             let record = match self.next() {
                 Some(Err(invalid)) if invalid.is_fatal() => return Err(invalid.into()),
                 Some(record) => record,
-                None => return Err(Error::InputShorter { expected: position.read, got }),
+                None => {
+                    return Err(ResumeError::InputShorter { expected: position.read, got }.into());
+                }
             };
             reached = reached.after(&record);
         }
         match reached == position {
             true => Ok(()),
-            false => Err(Error::InputChanged { records: position.read }),
+            false => Err(ResumeError::InputChanged { records: position.read }.into()),
         }
     }
 }
@@ -123,13 +125,13 @@ pub(crate) fn string_columns<'a>(names: impl IntoIterator<Item = &'a str>) -> Sc
 /// Checks that all columns have distinct names.
 ///
 /// # Errors
-/// [`Error::DuplicateColumn`] if two names are equal.
+/// [`InputError::DuplicateColumn`] if two names are equal.
 pub(crate) fn check_distinct<'a>(name: &str, columns: impl Iterator<Item = &'a str>) -> Result<()> {
     let mut seen = HashSet::new();
     for column in columns {
         if !seen.insert(column) {
             let (name, column) = (name.to_string(), column.to_string());
-            return Err(Error::DuplicateColumn { name, column });
+            return Err(InputError::DuplicateColumn { name, column }.into());
         }
     }
     Ok(())

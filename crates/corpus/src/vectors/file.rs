@@ -20,7 +20,7 @@ use parquet::arrow::{
 };
 
 use crate::{
-    EMBEDDING, Error, RecordSource, Result, VectorFormat,
+    EMBEDDING, Error, InputError, OutputError, RecordSource, Result, VectorFormat, VectorsError,
     catch_panic::{catch_panic, catch_panics},
     columns::{NonFinite, rows_to_json},
     format::refuse_feather_v1,
@@ -93,15 +93,16 @@ impl VectorFile {
     /// Memory-maps a `.npy`, `.parquet`, `.arrow`, `.feather` or `.ipc` file.
     ///
     /// # Errors
-    /// - [`Error::Read`] if the file cannot be opened
-    /// - [`Error::NotVectors`] for another extension
-    /// - [`Error::Npy`], [`Error::Parquet`], [`Error::Arrow`], [`Error::FeatherV1`] if the content
-    ///   is not in the extension's format
-    /// - [`Error::NoColumn`], [`Error::VectorType`] if the file has no column `embedding`, or the
-    ///   column does not contain vectors
+    /// - [`InputError::Read`] if the file cannot be opened
+    /// - [`VectorsError::NotVectors`] for another extension
+    /// - [`VectorsError::Npy`], [`InputError::Parquet`], [`InputError::Arrow`],
+    ///   [`InputError::FeatherV1`] if the content is not in the extension's format
+    /// - [`InputError::NoColumn`], [`VectorsError::VectorType`] if the file has no column
+    ///   `embedding`, or the column does not contain vectors
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        let bytes = map(path).map_err(|source| Error::Read { name: name.clone(), source })?;
+        let bytes = map(path)
+            .map_err(|source| Error::Input(InputError::Read { name: name.clone(), source }))?;
         let (content, dimension) = match VectorFormat::from_path(path) {
             Some(VectorFormat::Npy) => {
                 let array = npy::parse(&name, &bytes)?;
@@ -111,19 +112,23 @@ impl VectorFile {
             Some(VectorFormat::Parquet) => {
                 let load = || ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new());
                 let metadata = catch_panic(load);
-                let metadata =
-                    metadata.map_err(|source| Error::Parquet { name: name.clone(), source })?;
+                let metadata = metadata.map_err(|source| {
+                    Error::Input(InputError::Parquet { name: name.clone(), source })
+                })?;
                 let dimension = dimension(&name, metadata.schema())?;
                 (Content::Parquet(metadata), dimension)
             }
             Some(VectorFormat::Arrow) => {
                 refuse_feather_v1(&bytes, &name)?;
                 let open = || FileReader::try_new(Cursor::new(bytes.clone()), None);
-                let reader = catch_panic(open)
-                    .map_err(|source| Error::Arrow { name: name.clone(), source })?;
+                let reader = catch_panic(open).map_err(|source| {
+                    Error::Input(InputError::Arrow { name: name.clone(), source })
+                })?;
                 (Content::Arrow(reader.schema()), dimension(&name, &reader.schema())?)
             }
-            Some(VectorFormat::Jsonl) | None => return Err(Error::NotVectors { name }),
+            Some(VectorFormat::Jsonl) | None => {
+                return Err(VectorsError::NotVectors { name }.into());
+            }
         };
         Ok(Self { name, bytes, content, dimension })
     }
@@ -160,11 +165,11 @@ impl VectorFile {
     ///
     /// # Errors
     /// - those of [`RecordSource::open`]
-    /// - [`Error::UnusedRecords`] if there is a source and the file contains the records
+    /// - [`VectorsError::UnusedRecords`] if there is a source and the file contains the records
     /// - [`Error::InvalidRecord`] if the source cannot be read to its end
-    /// - [`Error::RecordCount`] if the source does not have one valid record per vector
-    /// - [`Error::Parquet`] or [`Error::Arrow`] if the file is damaged
-    /// - [`Error::RowAsJson`] if a row cannot be written as JSON
+    /// - [`VectorsError::RecordCount`] if the source does not have one valid record per vector
+    /// - [`InputError::Parquet`] or [`InputError::Arrow`] if the file is damaged
+    /// - [`OutputError::RowAsJson`] if a row cannot be written as JSON
     pub fn records(
         &self,
         rows: &BTreeSet<u64>,
@@ -175,7 +180,7 @@ impl VectorFile {
             (Content::Npy(_), None) => Ok(RowRecords::default()),
             (_, Some(source)) => {
                 let (name, records) = (self.name.clone(), source.name());
-                Err(Error::UnusedRecords { name, records })
+                Err(VectorsError::UnusedRecords { name, records }.into())
             }
             (Content::Parquet(metadata), None) => self.parquet_records(rows, metadata),
             (Content::Arrow(schema), None) => self.arrow_records(rows, schema),
@@ -207,7 +212,7 @@ impl VectorFile {
         }
         if got != expected {
             let (name, records) = (self.name.clone(), source.name());
-            return Err(Error::RecordCount { name, records, expected, got, invalid });
+            return Err(VectorsError::RecordCount { name, records, expected, got, invalid }.into());
         }
         Ok(found)
     }
@@ -223,16 +228,18 @@ impl VectorFile {
         let selection = RowSelection::from_consecutive_ranges(ranges, total);
         let reader = self.parquet(metadata, |name| name != EMBEDDING);
         let reader = catch_panic(|| reader.with_row_selection(selection).build());
-        let reader = reader.map_err(|source| Error::Parquet { name: self.name.clone(), source })?;
+        let reader = reader.map_err(|source| {
+            Error::Input(InputError::Parquet { name: self.name.clone(), source })
+        })?;
         let (mut found, mut rows) = (RowRecords::default(), rows.iter().copied());
-        let error = |source| Error::Parquet { name: self.name.clone(), source };
+        let error = |source| Error::Input(InputError::Parquet { name: self.name.clone(), source });
         for batch in catch_panics(reader) {
             let batch = batch.map_err(|source| error(source.into()))?;
             let numbers: Vec<u64> = rows.by_ref().take(batch.num_rows()).collect();
             let lines = rows_to_json(&batch, &mut found.non_finite);
             let lines = lines.map_err(|source| {
                 let row = numbers[first_row_that_fails(&batch)] + 1;
-                Error::RowAsJson { name: self.name.clone(), row, source }
+                Error::Output(OutputError::RowAsJson { name: self.name.clone(), row, source })
             })?;
             found.json.extend(numbers.into_iter().zip(lines));
         }
@@ -248,8 +255,9 @@ impl VectorFile {
                 let line =
                     rows_to_json(&batch.slice((row - first) as usize, 1), &mut found.non_finite);
                 let name = self.name.clone();
-                let line =
-                    line.map_err(|source| Error::RowAsJson { name, row: row + 1, source })?;
+                let line = line.map_err(|source| {
+                    Error::Output(OutputError::RowAsJson { name, row: row + 1, source })
+                })?;
                 found.json.extend(line.into_iter().map(|line| (row, line)));
             }
             first = end;
@@ -277,7 +285,7 @@ impl VectorFile {
     /// The batches of an Arrow file, with the columns whose names `columns` accepts.
     ///
     /// # Errors
-    /// [`Error::Arrow`] if the file is damaged.
+    /// [`InputError::Arrow`] if the file is damaged.
     pub(crate) fn arrow(
         &self,
         schema: &SchemaRef,
@@ -293,7 +301,7 @@ impl VectorFile {
 
     /// The error for an Arrow file whose footer could be read and whose content is damaged.
     pub(crate) fn damaged(&self, source: ArrowError) -> Error {
-        Error::Arrow { name: self.name.clone(), source }
+        Error::Input(InputError::Arrow { name: self.name.clone(), source })
     }
 }
 
@@ -313,16 +321,17 @@ fn map(path: &Path) -> std::io::Result<Bytes> {
 /// E, from the type of the column of vectors.
 ///
 /// # Errors
-/// [`Error::NoColumn`] if the column is missing; [`Error::VectorType`] if its type is not a
-/// fixed-size list of f32 or f16.
+/// [`InputError::NoColumn`] if the column is missing; [`VectorsError::VectorType`] if its type is
+/// not a fixed-size list of f32 or f16.
 fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
     let Some((_, field)) = schema.column_with_name(EMBEDDING) else {
         let got = schema.fields().iter().map(|field| field.name().clone()).collect();
-        return Err(Error::NoColumn {
+        return Err(InputError::NoColumn {
             name: name.to_string(),
             expected: EMBEDDING.to_string(),
             got,
-        });
+        }
+        .into());
     };
     match field.data_type() {
         DataType::FixedSizeList(element, dimension)
@@ -331,7 +340,9 @@ fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
         {
             Ok(*dimension as usize)
         }
-        other => Err(Error::VectorType { name: name.to_string(), got: other.clone() }),
+        other => {
+            Err(VectorsError::VectorType { name: name.to_string(), got: other.clone() }.into())
+        }
     }
 }
 

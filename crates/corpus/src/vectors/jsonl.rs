@@ -6,7 +6,7 @@ use arrow_array::RecordBatch;
 use serde::Serialize;
 
 use crate::{
-    EMBEDDING, Error, Result,
+    EMBEDDING, Error, OutputError, Result,
     columns::{NonFinite, rows_to_json},
     records::{Fields, Record, text_object, write_text_object},
 };
@@ -15,8 +15,8 @@ use crate::{
 /// end.
 ///
 /// # Errors
-/// [`Error::EmbeddingField`] if a record already has a field `embedding`; [`Error::RowAsJson`] if a
-/// row of a table cannot be written as JSON.
+/// [`OutputError::EmbeddingField`] if a record already has a field `embedding`;
+/// [`OutputError::RowAsJson`] if a row of a table cannot be written as JSON.
 pub(crate) fn json_lines(
     name: &str,
     records: &[Record],
@@ -26,7 +26,10 @@ pub(crate) fn json_lines(
     let mut lines = vec![];
     let mut write = |(record, row): (&Record, _), object: Option<Cow<str>>| {
         if let Fields::Json { has_embedding: true, .. } = record.fields {
-            return Err(Error::EmbeddingField { name: name.to_string(), number: record.number });
+            return Err(Error::Output(OutputError::EmbeddingField {
+                name: name.to_string(),
+                number: record.number,
+            }));
         }
         match object {
             Some(object) => lines.extend_from_slice(object.as_bytes()),
@@ -50,7 +53,7 @@ pub(crate) fn json_lines(
 /// The JSON object of each record of the input `name`, without its closing brace.
 ///
 /// # Errors
-/// [`Error::RowAsJson`] if a row of a table cannot be written as JSON.
+/// [`OutputError::RowAsJson`] if a row of a table cannot be written as JSON.
 pub(crate) fn open_objects<'a>(
     name: &str,
     records: &'a [Record],
@@ -64,7 +67,7 @@ pub(crate) fn open_objects<'a>(
                 let lines = rows_to_json(&rows, non_finite);
                 let mut lines = lines.map_err(|source| {
                     let row = records[first_row_that_fails(&rows)].number;
-                    Error::RowAsJson { name: name.to_string(), row, source }
+                    Error::Output(OutputError::RowAsJson { name: name.to_string(), row, source })
                 })?;
                 lines.iter_mut().for_each(|line| line.truncate(line.len() - 1));
                 objects.extend(records.iter().filter_map(|record| match record.fields {

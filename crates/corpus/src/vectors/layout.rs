@@ -6,7 +6,7 @@ use arrow_schema::{Schema, SchemaRef};
 use encoder::TEXTS_PER_CHUNK;
 
 use crate::{
-    EMBEDDING, Error, RecordSource, Records, Result, StoredRow, VectorFormat,
+    EMBEDDING, Error, OutputError, RecordSource, Records, Result, StoredRow, VectorFormat,
     columns::{AsText, JsonSchema, parquet_schema},
     records::Record,
     vectors::{
@@ -46,13 +46,13 @@ impl Layout {
     /// that are written as text although they are not strings.
     ///
     /// # Errors
-    /// - [`Error::JsonlDtype`] for JSONL in f16
-    /// - [`Error::RowsWithoutArray`] for `.npy`, if the rows of the model differ in length
-    /// - [`Error::EmbeddingColumn`] if the input has a column `embedding`
+    /// - [`OutputError::JsonlDtype`] for JSONL in f16
+    /// - [`OutputError::RowsWithoutArray`] for `.npy`, if the rows of the model differ in length
+    /// - [`OutputError::EmbeddingColumn`] if the input has a column `embedding`
     /// - [`Error::InvalidRecord`] for an invalid record of a file of JSON objects, if the run stops
     ///   at invalid records
-    /// - [`Error::ColumnConflict`] if the fields of JSON objects do not fit into columns
-    /// - [`Error::UnwritableColumn`] for columns that the format does not support
+    /// - [`OutputError::ColumnConflict`] if the fields of JSON objects do not fit into columns
+    /// - [`OutputError::UnwritableColumn`] for columns that the format does not support
     pub(crate) fn new<R: StoredRow>(
         spec: &LayoutSpec,
         source: &RecordSource,
@@ -63,9 +63,9 @@ impl Layout {
             VectorFormat::Npy if R::HAS_FIXED_LENGTH => {
                 return Ok((Self::Npy { dtype, dimension }, vec![]));
             }
-            VectorFormat::Npy => return Err(Error::RowsWithoutArray),
+            VectorFormat::Npy => return Err(OutputError::RowsWithoutArray.into()),
             VectorFormat::Jsonl if dtype != VectorDtype::F32 => {
-                return Err(Error::JsonlDtype { got: dtype });
+                return Err(OutputError::JsonlDtype { got: dtype }.into());
             }
             VectorFormat::Jsonl => {
                 if let Some(schema) = &records.schema {
@@ -110,7 +110,7 @@ impl Layout {
 
 fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
     match schema.column_with_name(EMBEDDING) {
-        Some(_) => Err(Error::EmbeddingColumn { name: source.name() }),
+        Some(_) => Err(OutputError::EmbeddingColumn { name: source.name() }.into()),
         None => Ok(()),
     }
 }
@@ -158,7 +158,7 @@ impl Inferred {
         let added = self.schema.add(&to_json(&self.name, record)?);
         added.map_err(|mismatch| {
             let (name, line) = (self.name.clone(), record.number);
-            Error::ColumnConflict { name, line, mismatch }
+            Error::Output(OutputError::ColumnConflict { name, line, mismatch })
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
-use crate::{Error, Result, vectors::dtype::VectorDtype};
+use crate::{Error, Result, VectorsError, vectors::dtype::VectorDtype};
 
 /// The length of the header that [`header`] returns.
 pub(crate) const HEADER_LENGTH: usize = 128;
@@ -35,12 +35,12 @@ pub(crate) fn header(dtype: VectorDtype, rows: u64, columns: usize) -> Vec<u8> {
 /// Reads the header of a .npy file with an array `(N, E)` of little-endian f32 or f16.
 ///
 /// # Errors
-/// [`Error::Npy`] if the header is not valid, if the file contains an array of another dtype, order
-/// or rank, if E is 0, or if the file's length does not match the shape.
+/// [`VectorsError::Npy`] if the header is not valid, if the file contains an array of another
+/// dtype, order or rank, if E is 0, or if the file's length does not match the shape.
 pub(crate) fn parse(name: &str, file: &[u8]) -> Result<NpyArray> {
     let error = |expected: &str, got: &str| {
         let (expected, got) = (expected.to_string(), got.trim().to_string());
-        Error::Npy { name: name.to_string(), expected, got }
+        Error::Vectors(VectorsError::Npy { name: name.to_string(), expected, got })
     };
     let (start, header) =
         header_text(file).ok_or_else(|| error("a .npy file", "an invalid header"))?;

@@ -15,7 +15,7 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use rayon::prelude::*;
 
 use crate::{
-    EMBEDDING, Error, Result,
+    EMBEDDING, Error, InputError, Result, VectorsError,
     catch_panic::{catch_panic, catch_panics},
     vectors::{
         dtype::VectorDtype,
@@ -33,16 +33,19 @@ impl VectorFile {
     /// The rows of the file that are nearest to each query of `search`.
     ///
     /// # Errors
-    /// - [`Error::Encoder`] with [`encoder::Error::VectorWidth`] if the queries do not have
-    ///   [`Self::dimension`] values, or with [`encoder::Error::NotFinite`] for a row whose cosine
-    ///   is NaN
-    /// - [`Error::NullVector`] if a vector is null or contains null
-    /// - [`Error::Npy`] if the values of a .npy file do not start at a multiple of their size
-    /// - [`Error::Parquet`], [`Error::Arrow`] if the file is damaged
+    /// - [`Error::Encoder`] with [`encoder::InputError::VectorWidth`] if the queries do not have
+    ///   [`Self::dimension`] values, or with [`encoder::InputError::NotFinite`] for a row whose
+    ///   cosine is NaN
+    /// - [`VectorsError::NullVector`] if a vector is null or contains null
+    /// - [`VectorsError::Npy`] if the values of a .npy file do not start at a multiple of their
+    ///   size
+    /// - [`InputError::Parquet`], [`InputError::Arrow`] if the file is damaged
     pub fn scan(&self, search: &Search) -> Result<Nearest> {
         let (expected, got) = (search.query_width(), self.dimension());
         if let Some(expected) = expected.filter(|&expected| expected != got) {
-            return Err(encoder::Error::VectorWidth { expected, got }.into());
+            return Err(
+                encoder::Error::Input(encoder::InputError::VectorWidth { expected, got }).into()
+            );
         }
         match &self.content {
             Content::Npy(array) => self.scan_npy(search, array),
@@ -53,14 +56,16 @@ impl VectorFile {
 
     fn scan_npy(&self, search: &Search, array: &NpyArray) -> Result<Nearest> {
         let values = &self.bytes[array.start..];
-        let misaligned = |_| Error::Npy {
-            name: self.name.clone(),
-            expected: format!(
-                "{} values at a multiple of {} bytes (save the array again with numpy.save)",
-                array.dtype,
-                array.dtype.size()
-            ),
-            got: format!("values at byte {}", array.start),
+        let misaligned = |_| {
+            Error::Vectors(VectorsError::Npy {
+                name: self.name.clone(),
+                expected: format!(
+                    "{} values at a multiple of {} bytes (save the array again with numpy.save)",
+                    array.dtype,
+                    array.dtype.size()
+                ),
+                got: format!("values at byte {}", array.start),
+            })
         };
         match array.dtype {
             VectorDtype::F32 => {
@@ -75,7 +80,7 @@ impl VectorFile {
 
     /// Scans the row groups in parallel.
     fn scan_parquet(&self, search: &Search, metadata: &ArrowReaderMetadata) -> Result<Nearest> {
-        let error = |source| Error::Parquet { name: self.name.clone(), source };
+        let error = |source| Error::Input(InputError::Parquet { name: self.name.clone(), source });
         let groups = metadata.metadata().row_groups();
         let firsts = first_rows(groups.iter().map(|group| group.num_rows() as u64));
         let parts = firsts.into_par_iter().enumerate().map(|(group, mut first)| {
@@ -124,7 +129,9 @@ impl VectorFile {
         let vectors = column.as_fixed_size_list();
         if vectors.logical_null_count() > 0 || vectors.values().logical_null_count() > 0 {
             let end = first + batch.num_rows() as u64;
-            return Err(Error::NullVector { name: self.name.clone(), start: first, end });
+            return Err(
+                VectorsError::NullVector { name: self.name.clone(), start: first, end }.into()
+            );
         }
         match vectors.values().as_primitive_opt::<Float32Type>() {
             Some(values) => Ok(search.scan(first, values.values())?),

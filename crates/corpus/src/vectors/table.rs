@@ -24,7 +24,7 @@ use parquet::{
 };
 
 use crate::{
-    EMBEDDING, Error, Result, StoredRow,
+    EMBEDDING, Error, OutputError, Result, ResumeError, StoredRow,
     columns::{self, Json, children, convert},
     records::{Fields, Record, text_object_size},
     vectors::jsonl::open_objects,
@@ -67,12 +67,12 @@ pub(crate) fn schema_with_rows(fields: &Schema, rows: DataType, model: Option<&s
 /// Checks that `format` supports all columns, by writing one null to each.
 ///
 /// # Errors
-/// [`Error::UnwritableColumn`] for the first column that `format` does not support.
+/// [`OutputError::UnwritableColumn`] for the first column that `format` does not support.
 pub(crate) fn check_columns(format: TableFormat, schema: &Schema) -> Result<()> {
     for field in schema.fields() {
         let error = |source: BoxError| {
             let (column, data_type) = (field.name().clone(), field.data_type().clone());
-            Error::UnwritableColumn { column, data_type, source }
+            Error::Output(OutputError::UnwritableColumn { column, data_type, source })
         };
         if has(field.data_type(), |data_type| matches!(data_type, DataType::Union(..))) {
             return Err(error("expected one type, got a union".into()));
@@ -161,8 +161,8 @@ fn batch_sizes(sizes: impl Iterator<Item = usize>, max: usize) -> Vec<usize> {
 /// The records and their rows as an Arrow IPC stream of one batch.
 ///
 /// # Errors
-/// [`Error::StreamColumn`] or [`Error::InexactConversion`] for a value that does not fit into its
-/// column.
+/// [`OutputError::StreamColumn`] or [`OutputError::InexactConversion`] for a value that does not
+/// fit into its column.
 fn encode_batch<R: StoredRow>(
     schema: &SchemaRef,
     input: &str,
@@ -175,7 +175,12 @@ fn encode_batch<R: StoredRow>(
     let columns = columns.map(|(column, field)| {
         convert(&column, field.data_type()).map_err(|(row, source)| {
             let (name, row, column) = (input.to_string(), records[row].number, field.name());
-            Error::InexactConversion { name, row, column: column.clone(), source }
+            Error::Output(OutputError::InexactConversion {
+                name,
+                row,
+                column: column.clone(),
+                source,
+            })
         })
     });
     let mut columns = columns.collect::<Result<Vec<_>>>()?;
@@ -207,14 +212,14 @@ fn field_columns(schema: &SchemaRef, input: &str, records: &[Record]) -> Result<
         records.iter().map(|record| to_json(input, record)).collect::<Result<Vec<_>>>()?;
     columns::arrays(&objects, schema.fields()).map_err(|(i, mismatch)| {
         let (name, line) = (input.to_string(), records[i].number);
-        Error::StreamColumn { name, line, mismatch }
+        Error::Output(OutputError::StreamColumn { name, line, mismatch })
     })
 }
 
 /// The JSON object of a record of the input `name`.
 ///
 /// # Errors
-/// [`Error::RowAsJson`] if a row of a table cannot be written as JSON.
+/// [`OutputError::RowAsJson`] if a row of a table cannot be written as JSON.
 pub(crate) fn to_json(name: &str, record: &Record) -> Result<Json> {
     let objects = open_objects(name, std::slice::from_ref(record), &mut Default::default())?;
     Ok(Json::parse(&format!("{}}}", objects[0]))?)
@@ -224,7 +229,7 @@ pub(crate) fn to_json(name: &str, record: &Record) -> Result<Json> {
 /// are given with their paths.
 ///
 /// # Errors
-/// [`Error::DamagedPartial`] if a stream cannot be read; [`Error::WriteTable`].
+/// [`ResumeError::DamagedPartial`] if a stream cannot be read; [`OutputError::WriteTable`].
 pub(crate) fn write_file(
     format: TableFormat,
     schema: &SchemaRef,
@@ -244,8 +249,12 @@ pub(crate) fn write_file(
     });
     let written = write_batches(format, schema, batches, BufWriter::with_capacity(1 << 20, out));
     match damage {
-        Some(source) => Err(Error::DamagedPartial { path: streams_path.to_path_buf(), source }),
-        None => written.map_err(|source| Error::WriteTable { path: path.to_path_buf(), source }),
+        Some(source) => {
+            Err(ResumeError::DamagedPartial { path: streams_path.to_path_buf(), source }.into())
+        }
+        None => written.map_err(|source| {
+            Error::Output(OutputError::WriteTable { path: path.to_path_buf(), source })
+        }),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use mha::{AttentionConfig, ComputeType, ProjectionBias, RotaryScaling};
 
-use crate::{Activation, Error, Result};
+use crate::{Activation, ConfigError, Result};
 
 /// The sizes and the variants of an encoder.
 ///
@@ -346,9 +346,10 @@ impl EncoderConfig {
     /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
     ///   `num_attention_heads`
     /// - [`mha::Error::OddHeadDim`] for rotary positions with an odd head width
-    /// - [`Error::Value`] if `eps` is negative or not finite or a rotary `theta` is not a positive
-    ///   number; [`mha::Error::Value`] if the factor of a rotary scaling is not a positive number
-    /// - [`Error::Unsupported`]
+    /// - [`ConfigError::Value`] if `eps` is negative or not finite or a rotary `theta` is not a
+    ///   positive number; [`mha::Error::Value`] if the factor of a rotary scaling is not a positive
+    ///   number
+    /// - [`ConfigError::Unsupported`]
     ///   - if `hidden_size`, `embedding_size` or `intermediate_size` exceeds 2²⁰, or `vocab_size`
     ///     exceeds 2³² − 1
     ///   - if `max_position_embeddings` leaves no position for a token, or exceeds 2²⁰ with rotary,
@@ -443,7 +444,7 @@ impl EncoderConfig {
         let eps = self.norm.eps;
         if !(eps.is_finite() && eps >= 0.0) {
             let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
-            return Err(Error::Value { field, expected, got: eps });
+            return Err(ConfigError::Value { field, expected, got: eps }.into());
         }
         if self.uses_tables() && self.max_position_embeddings > MAX_COMPUTED_POSITIONS {
             let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);
@@ -465,7 +466,7 @@ impl EncoderConfig {
         if let Positions::Rotary { theta, scaling } = &self.positions {
             if let Some(&got) = theta.iter().find(|theta| !(theta.is_finite() && **theta > 0.0)) {
                 let (field, expected) = ("rope_theta", "a positive number");
-                return Err(Error::Value { field, expected, got });
+                return Err(ConfigError::Value { field, expected, got }.into());
             }
             if theta.len() != self.num_hidden_layers {
                 let (expected, got) = ("one for each layer", theta.len().to_string());
@@ -567,10 +568,10 @@ pub(crate) fn check_num_hidden_layers(got: usize) -> Result<()> {
     }
 }
 
-/// [`Error::Unsupported`] for a value of an [`EncoderConfig`].
+/// [`ConfigError::Unsupported`] for a value of an [`EncoderConfig`].
 pub(crate) fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
     let (path, got) = ("EncoderConfig".to_string(), got.to_string());
-    Err(Error::Unsupported { path, key, expected, got })
+    Err(ConfigError::Unsupported { path, key, expected, got }.into())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use mha::{AttentionOptions, CausalSelfAttention, CrossAttention, HeadWeights, Kv
 use ops::Weights;
 
 use crate::{
-    EncoderConfig, Error, NormPlacement, PositionWiseFeedForward, Result,
+    EncoderConfig, InputError, NormPlacement, PositionWiseFeedForward, Result,
     block::{config::unsupported, norm::Norm},
 };
 
@@ -60,9 +60,9 @@ impl DecoderLayer {
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
-    /// shape; [`Error::Unsupported`] for a config with pre-norm layers, or with anything that makes
-    /// attention depend on distances, such as rotary positions or windows; the errors of
-    /// [`EncoderConfig::check`].
+    /// shape; [`crate::ConfigError::Unsupported`] for a config with pre-norm layers, or with
+    /// anything that makes attention depend on distances, such as rotary positions or windows; the
+    /// errors of [`EncoderConfig::check`].
     pub fn new<'a>(
         config: &EncoderConfig,
         add_cross_attention: bool,
@@ -100,12 +100,12 @@ impl DecoderLayer {
     /// Computes the keys and values of cross-attention from an encoder's output `(B, S, E)`.
     ///
     /// # Errors
-    /// [`Error::NoCrossAttention`] if the layer has no cross-attention; [`Error::Attention`] for a
-    /// wrong shape.
+    /// [`InputError::NoCrossAttention`] if the layer has no cross-attention; [`Error::Attention`]
+    /// for a wrong shape.
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         match &self.cross {
             Some((cross, _)) => Ok(cross.memory(encoder_output)?),
-            None => Err(Error::NoCrossAttention),
+            None => Err(InputError::NoCrossAttention.into()),
         }
     }
 
@@ -116,8 +116,8 @@ impl DecoderLayer {
     /// - `padding`: `(B, P + T)`, where P is the number of tokens in the cache; 0 hides a token
     /// - `memory`: the result of [`Self::memory`], and the padding of the encoder's output
     /// # Errors
-    /// - [`Error::NoMemory`] if the layer has cross-attention and `memory` is `None`
-    /// - [`Error::NoCrossAttention`] if `memory` is given to a layer without cross-attention
+    /// - [`InputError::NoMemory`] if the layer has cross-attention and `memory` is `None`
+    /// - [`InputError::NoCrossAttention`] if `memory` is given to a layer without cross-attention
     /// - the errors of [`CausalSelfAttention::step_padded`] and [`CrossAttention::forward_with`]
     ///
     /// After an error the cache may contain the new tokens.
@@ -169,8 +169,8 @@ impl DecoderLayer {
                 (norm.forward_sum(&x, &attended)?, weights)
             }
             (None, None) => (x, None),
-            (Some(_), None) => return Err(Error::NoMemory),
-            (None, Some(_)) => return Err(Error::NoCrossAttention),
+            (Some(_), None) => return Err(InputError::NoMemory.into()),
+            (None, Some(_)) => return Err(InputError::NoCrossAttention.into()),
         };
         let transformed = self.feed_forward.forward(&x)?;
         Ok((self.feed_forward_norm.forward_sum(&x, &transformed)?, weights))

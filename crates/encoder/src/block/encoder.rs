@@ -10,14 +10,14 @@ use mha::{
 use ops::Weights;
 
 use crate::{
-    EncoderConfig, EncoderLayer, Error, Positions, RelativeBiasConfig, Result,
+    EncoderConfig, EncoderLayer, InputError, Positions, RelativeBiasConfig, Result,
     block::{norm::Norm, relative_embeddings::RelativeEmbeddings},
 };
 
 /// A stack of [`EncoderLayer`]s. It applies no dropout.
 ///
 /// # Examples
-/// The hidden states of a sequence do not depend on the sequences that are packed with it:
+/// The hidden states of a sequence do not depend on the sequences that are ragged with it:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::VarMap;
@@ -29,9 +29,9 @@ use crate::{
 /// let encoder = Encoder::new(&config, init.var_builder(&VarMap::new(), 1, DType::F32, &Cpu))?;
 ///
 /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?; // sequences of 2 and 3 tokens
-/// let packed = encoder.forward(&x, &AttentionMask::none().with_sequences(&[0, 2, 5])?)?;
+/// let ragged = encoder.forward(&x, &AttentionMask::none().with_sequences(&[0, 2, 5])?)?;
 /// let alone = encoder.forward(&x.narrow(1, 0, 2)?, &AttentionMask::none())?;
-/// let is_close = (packed.narrow(1, 0, 2)? - alone)?.abs()?.lt(1e-5)?; // 0 for NaN
+/// let is_close = (ragged.narrow(1, 0, 2)? - alone)?.abs()?.lt(1e-5)?; // 0 for NaN
 /// assert_eq!(is_close.min_all()?.to_scalar::<u8>()?, 1);
 /// # Ok::<(), encoder::Error>(())
 /// ```
@@ -123,11 +123,11 @@ impl Encoder {
     /// The hidden states after the last layer.
     ///
     /// # Shapes
-    /// `x`: `(B, T, E)`, or packed sequences `(1, N, E)` with their
+    /// `x`: `(B, T, E)`, or ragged sequences `(1, N, E)` with their
     /// [mask](AttentionMask::with_sequences); returns the same shape
     /// # Errors
-    /// [`Error::TooLong`] for a sequence of more than [`EncoderConfig::max_tokens`] tokens if the
-    /// positions are rotary, ALiBi, relative or disentangled; the errors of
+    /// [`InputError::TooLong`] for a sequence of more than [`EncoderConfig::max_tokens`] tokens if
+    /// the positions are rotary, ALiBi, relative or disentangled; the errors of
     /// [`EncoderLayer::forward`].
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         self.forward_with(x, mask, |_| HeadWeights::None, |_, _| ())
@@ -153,7 +153,7 @@ impl Encoder {
             && let Some(last) =
                 mask.positions(t)?.into_iter().max().filter(|&last| last as usize >= max)
         {
-            return Err(Error::TooLong { got: last as usize + 1, max });
+            return Err(InputError::TooLong { got: last as usize + 1, max }.into());
         }
         let mut mask = mask.clone();
         let relative_bias = self.relative_bias.as_ref().map(RelativeBias::forward).transpose()?;
@@ -332,8 +332,8 @@ mod tests {
         let batched = frozen.forward(&x, &AttentionMask::none())?;
         assert!(difference(&batched)? < 1e-5, "{config:?}: {}", difference(&batched)?);
         let mask = AttentionMask::none().with_sequences(&[0, 7, 14])?;
-        let packed = frozen.forward(&x.reshape((1, 14, 12))?, &mask)?.reshape((2, 7, 12))?;
-        assert!(difference(&packed)? < 1e-5, "{config:?}: {}", difference(&packed)?);
+        let ragged = frozen.forward(&x.reshape((1, 14, 12))?, &mask)?.reshape((2, 7, 12))?;
+        assert!(difference(&ragged)? < 1e-5, "{config:?}: {}", difference(&ragged)?);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use std::{
 
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
-use crate::{Error, Result};
+use crate::{Error, FileError, Result};
 
 /// The files of a model: in a folder, in memory, or on the hub.
 ///
@@ -59,12 +59,12 @@ impl ModelFiles {
     /// The files of a folder.
     ///
     /// # Errors
-    /// [`Error::NoFolder`] if the folder does not exist.
+    /// [`FileError::NoFolder`] if the folder does not exist.
     pub fn dir(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
         if !dir.is_dir() {
             let path = dir.display().to_string();
-            return Err(Error::NoFolder { path });
+            return Err(FileError::NoFolder { path }.into());
         }
         Ok(Self::from_source(Source::Dir(dir.to_path_buf())))
     }
@@ -73,8 +73,8 @@ impl ModelFiles {
     /// same folder.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it is not a regular file, or
-    /// if its name is not UTF-8.
+    /// [`FileError::NoFile`] if the file does not exist; [`FileError::Io`] if it is not a regular
+    /// file, or if its name is not UTF-8.
     pub fn file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (dir, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
@@ -90,11 +90,11 @@ impl ModelFiles {
                     false => "expected a regular file whose name is UTF-8",
                 };
                 let source = io::Error::other(expected);
-                Err(Error::Io { path: path.display().to_string(), source })
+                Err(FileError::Io { path: path.display().to_string(), source }.into())
             }
             _ => {
                 let (path, expected) = (path.display().to_string(), "the model's weights");
-                Err(Error::NoFile { path, expected })
+                Err(FileError::NoFile { path, expected }.into())
             }
         }
     }
@@ -158,10 +158,11 @@ impl ModelFiles {
     /// The bytes of a required file. `expected` describes its content in the error message.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if the file does not exist; [`Error::Io`] if it cannot be read;
-    /// [`Error::LfsPointer`] or [`Error::WebPage`] if something else was saved in its place; for a
-    /// model on the hub also [`Error::Offline`], [`Error::NoModel`], [`Error::NoRevision`],
-    /// [`Error::Gated`], [`Error::Fetch`], [`Error::WrongFile`] and [`Error::Cache`].
+    /// [`FileError::NoFile`] if the file does not exist; [`FileError::Io`] if it cannot be read;
+    /// [`FileError::LfsPointer`] or [`FileError::WebPage`] if something else was saved in its
+    /// place; for a model on the hub also [`crate::HubError::Offline`],
+    /// [`crate::HubError::NoModel`], [`crate::HubError::NoRevision`], [`crate::HubError::Gated`],
+    /// [`crate::HubError::Fetch`], [`crate::HubError::WrongFile`] and [`crate::HubError::Cache`].
     pub fn need(&self, file: &str, expected: &'static str) -> Result<Cow<'static, [u8]>> {
         match self.open(file)? {
             Some(opened) => self.bytes(file, opened),
@@ -177,8 +178,8 @@ impl ModelFiles {
     /// Opens a file for reading parts of it; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::LfsPointer`] or [`Error::WebPage`] if something else was saved in its place; the
-    /// errors of [`Self::need`].
+    /// [`FileError::LfsPointer`] or [`FileError::WebPage`] if something else was saved in its
+    /// place; the errors of [`Self::need`].
     pub(super) fn open(&self, file: &str) -> Result<Option<Opened>> {
         #[cfg(test)]
         OPENED.lock().unwrap().push(self.path(file));
@@ -199,8 +200,10 @@ impl ModelFiles {
         let beginning = opened.at(0, opened.len().min(BEGINNING) as usize);
         match saved_instead(&beginning.map_err(|source| self.io(file, source))?) {
             None => Ok(Some(opened)),
-            Some(SavedInstead::LfsPointer) => Err(Error::LfsPointer { path: self.path(file) }),
-            Some(SavedInstead::WebPage) => Err(Error::WebPage { path: self.path(file) }),
+            Some(SavedInstead::LfsPointer) => {
+                Err(FileError::LfsPointer { path: self.path(file) }.into())
+            }
+            Some(SavedInstead::WebPage) => Err(FileError::WebPage { path: self.path(file) }.into()),
         }
     }
 
@@ -217,12 +220,12 @@ impl ModelFiles {
             return error;
         }
         let path = self.path(file);
-        Error::NoFile { path, expected }
+        Error::File(FileError::NoFile { path, expected })
     }
 
     fn io(&self, file: &str, source: io::Error) -> Error {
         let path = self.path(file);
-        Error::Io { path, source }
+        Error::File(FileError::Io { path, source })
     }
 }
 

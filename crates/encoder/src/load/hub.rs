@@ -30,7 +30,7 @@ use ureq::{
 };
 
 use super::{huggingface_home, path_variable, save::temporary};
-use crate::{Error, ModelFiles, Result};
+use crate::{Error, FileError, HubError, ModelFiles, Result};
 
 const ENDPOINT: &str = "https://huggingface.co";
 
@@ -152,8 +152,8 @@ impl Hub {
     /// - offline: if `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is `1`, `on`, `yes` or `true`
     ///
     /// # Errors
-    /// [`Error::NoCache`] if none of the variables of the cache is set and the home folder is
-    /// unknown; [`Error::Io`] if the token file cannot be read.
+    /// [`HubError::NoCache`] if none of the variables of the cache is set and the home folder is
+    /// unknown; [`FileError::Io`] if the token file cannot be read.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let is_set = |name: &str| {
@@ -164,7 +164,7 @@ impl Hub {
         let in_home = |name: &str| home.as_ref().map(|home| home.join(name));
         let cache = path_variable("HF_HUB_CACHE");
         let cache = cache.or_else(|| path_variable("HUGGINGFACE_HUB_CACHE"));
-        let cache = cache.or_else(|| in_home("hub")).ok_or(Error::NoCache)?;
+        let cache = cache.or_else(|| in_home("hub")).ok_or(Error::Hub(HubError::NoCache))?;
         let token = match variable("HF_TOKEN") {
             Some(token) => Some(token),
             None => match path_variable("HF_TOKEN_PATH").or_else(|| in_home("token")) {
@@ -226,17 +226,17 @@ impl Hub {
     /// A cached branch is not checked for updates. In offline mode, or if the first request does
     /// not reach the hub and the commit is cached, only the cache is used: an uncached optional
     /// file counts as missing, as in `huggingface_hub`; an uncached required file is
-    /// [`Error::Offline`]. If the hub has answered a request, a later request that fails is
-    /// [`Error::Fetch`].
+    /// [`HubError::Offline`]. If the hub has answered a request, a later request that fails is
+    /// [`HubError::Fetch`].
     ///
     /// Downloads block the thread. They need no asynchronous runtime; in an asynchronous program,
     /// read the files on a thread that may block.
     ///
     /// # Errors
-    /// [`Error::ModelId`] if `id` does not have one of these forms; [`Error::Endpoint`] if the
-    /// hub's URL does not start with `https://` or `http://`; [`Error::Token`] if the token has a
-    /// character that is not a visible ASCII character. In offline mode the URL and the token are
-    /// not checked.
+    /// [`HubError::ModelId`] if `id` does not have one of these forms; [`HubError::Endpoint`] if
+    /// the hub's URL does not start with `https://` or `http://`; [`HubError::Token`] if the token
+    /// has a character that is not a visible ASCII character. In offline mode the URL and the token
+    /// are not checked.
     pub fn model(&self, id: &str) -> Result<ModelFiles> {
         let (name, revision) = id.split_once('@').unwrap_or((id, MAIN));
         let is_valid = |part: &str| {
@@ -246,16 +246,16 @@ impl Hub {
         let parts: Vec<&str> = name.split('/').collect();
         let is_name = matches!(parts[..], [org, name] if is_valid(org) && is_valid(name));
         if !is_name || name.contains("--") || !revision.split('/').all(is_valid) {
-            return Err(Error::ModelId { got: id.to_string() });
+            return Err(HubError::ModelId { got: id.to_string() }.into());
         }
         if !self.offline {
             let Endpoint(endpoint) = &self.endpoint;
             if !["https://", "http://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
-                return Err(Error::Endpoint { got: without_credentials(endpoint) });
+                return Err(HubError::Endpoint { got: without_credentials(endpoint) }.into());
             }
             let is_visible = |c: char| c.is_ascii_graphic();
             if self.token.as_ref().is_some_and(|Token(token)| !token.chars().all(is_visible)) {
-                return Err(Error::Token);
+                return Err(HubError::Token.into());
             }
         }
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
@@ -329,7 +329,7 @@ impl HubModel {
     /// the cache.
     ///
     /// # Errors
-    /// [`Error::Offline`] if only the cache is used and the commit is not known; the errors of
+    /// [`HubError::Offline`] if only the cache is used and the commit is not known; the errors of
     /// [`Self::metadata`] and [`Self::fetch`].
     pub(super) fn get(&self, file: &str) -> Result<Option<PathBuf>> {
         let commit = self.cached_commit();
@@ -349,7 +349,9 @@ impl HubModel {
             Ok(Some(metadata)) => metadata,
             Ok(None) => return Ok(None),
             // The cached files may suffice.
-            Err(Error::Fetch { .. }) if commit.is_some() && self.is_offline() => return Ok(None),
+            Err(Error::Hub(HubError::Fetch { .. })) if commit.is_some() && self.is_offline() => {
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         let pointer = self.pointer(&metadata.commit, file);
@@ -380,7 +382,7 @@ impl HubModel {
     fn offline(&self, file: &str) -> Error {
         let cache = self.hub.cache.path().display().to_string();
         let (id, file, cause) = (self.id.clone(), file.to_string(), self.failure().clone());
-        Error::Offline { id, file, cache, cause }
+        Error::Hub(HubError::Offline { id, file, cache, cause })
     }
 
     /// The commit of the revision, if it is known without a request.
@@ -428,7 +430,7 @@ impl HubModel {
     }
 
     fn fetch_error(&self, url: &str, what: String) -> Error {
-        Error::Fetch { url: self.shown(url), what }
+        Error::Hub(HubError::Fetch { url: self.shown(url), what })
     }
 
     /// Requests a file's commit, hash and length from the hub; `None` if the model lacks the file.
@@ -462,12 +464,16 @@ impl HubModel {
             }
             (404, Some("EntryNotFound")) => return Ok(None),
             (404, Some("RevisionNotFound")) => {
-                return Err(Error::NoRevision { id: id(), revision: self.revision.clone() });
+                return Err(
+                    HubError::NoRevision { id: id(), revision: self.revision.clone() }.into()
+                );
             }
             (403, _) | (_, Some("GatedRepo")) => {
-                return Err(Error::Gated { id: id(), endpoint: endpoint() });
+                return Err(HubError::Gated { id: id(), endpoint: endpoint() }.into());
             }
-            (401 | 404, _) => return Err(Error::NoModel { id: id(), endpoint: endpoint() }),
+            (401 | 404, _) => {
+                return Err(HubError::NoModel { id: id(), endpoint: endpoint() }.into());
+            }
             _ => {
                 let what = format!("the server responded with status {status}");
                 return Err(self.fetch_error(&url, what));
@@ -540,7 +546,7 @@ impl HubModel {
                 Err((expected, got)) => {
                     fs::remove_file(&partial).map_err(failed)?;
                     let url = self.shown(&url);
-                    return Err(Error::WrongFile { url, expected, got });
+                    return Err(HubError::WrongFile { url, expected, got }.into());
                 }
             }
         }
@@ -728,8 +734,8 @@ impl HubModel {
     }
 }
 
-/// The cause of a failed request for `uri`, which was sent through `proxy`: which of them failed, and
-/// how.
+/// The cause of a failed request for `uri`, which was sent through `proxy`: which of them failed,
+/// and how.
 fn cause(error: &ureq::Error, uri: &Uri, proxy: Option<&Proxy>) -> String {
     let what = match error {
         ureq::Error::Io(error) => error.to_string(), // refused, an unknown name, a certificate
@@ -817,7 +823,7 @@ fn without_credentials(endpoint: &str) -> String {
 }
 
 fn cache_error(path: &Path, source: io::Error) -> Error {
-    Error::Cache { path: path.display().to_string(), source }
+    Error::Hub(HubError::Cache { path: path.display().to_string(), source })
 }
 
 /// The content of the token file; `None` if there is no file.
@@ -825,7 +831,7 @@ fn read_token(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(token) => Ok(Some(token)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { path: path.display().to_string(), source }),
+        Err(source) => Err(FileError::Io { path: path.display().to_string(), source }.into()),
     }
 }
 
@@ -914,7 +920,7 @@ mod tests {
         for id in
             ["", "name", "a/b/c", "../x", "a/..", "a/b@", "a/b@../x", "a/b c", "a--b/c", "/a/b"]
         {
-            assert!(matches!(hub.model(id), Err(Error::ModelId { .. })), "{id}");
+            assert!(matches!(hub.model(id), Err(Error::Hub(HubError::ModelId { .. }))), "{id}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{Error, Result};
+use crate::{Error, FileError, Result};
 
 /// A JSON file.
 pub(crate) struct Json {
@@ -39,7 +39,7 @@ impl Json {
     /// Converts the content to `T`.
     ///
     /// # Errors
-    /// [`Error::Json`] for invalid JSON and for a value of another type.
+    /// [`FileError::Json`] for invalid JSON and for a value of another type.
     pub(crate) fn to<T: DeserializeOwned>(&self) -> Result<T> {
         match self.value.as_ref().map(T::deserialize) {
             Some(Ok(value)) => Ok(value),
@@ -68,5 +68,5 @@ pub(crate) fn parse_value<T: DeserializeOwned>(value: Value, path: &str) -> Resu
 fn json_error(path: &str, key: String, source: serde_json::Error) -> Error {
     let has_key = source.is_data() && key != ".";
     let at = if has_key { format!("{key}: ") } else { String::new() };
-    Error::Json { path: path.to_string(), at, source }
+    Error::File(FileError::Json { path: path.to_string(), at, source })
 }

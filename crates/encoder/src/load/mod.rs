@@ -38,7 +38,7 @@ pub use report::{LoadReport, Mismatched, Missing};
 pub(crate) use save::write;
 pub(crate) use weights::WeightFiles;
 
-use crate::{Error, Result};
+use crate::{CheckpointError, ConfigError, Result};
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
@@ -108,8 +108,8 @@ pub(crate) fn model_with_cache<M>(
 /// Checks that `files` do not contain the config of an adapter ([`ADAPTER`]).
 ///
 /// # Errors
-/// [`Error::Unsupported`] if they do; [`Error::Io`] or [`Error::Json`] if the config cannot be read
-/// or parsed.
+/// [`ConfigError::Unsupported`] if they do; [`crate::FileError::Io`] or [`crate::FileError::Json`]
+/// if the config cannot be read or parsed.
 pub(crate) fn refuse_adapter(files: &ModelFolder) -> Result<()> {
     match files.json::<serde_json::Value>(ADAPTER)? {
         None => Ok(()),
@@ -117,7 +117,7 @@ pub(crate) fn refuse_adapter(files: &ModelFolder) -> Result<()> {
             let path = files.path(ADAPTER);
             let expected = "weights with the adapter merged into them";
             let got = adapter["peft_type"].to_string();
-            Err(Error::Unsupported { path, key: "peft_type", expected, got })
+            Err(ConfigError::Unsupported { path, key: "peft_type", expected, got }.into())
         }
     }
 }
@@ -162,7 +162,7 @@ fn checked<M>(
         // If tensors are missing or mismatched, the error may stem from them: return the report
         // instead.
         Err(error) if report.has_all() => Err(error),
-        _ if !report.is_complete() => Err(Error::Checkpoint(Box::new(report))),
+        _ if !report.is_complete() => Err(CheckpointError::Tensors(Box::new(report)).into()),
         model => {
             let model = model?;
             // Each thread has its own CUDA stream, which does not wait for the copies on this

@@ -1,6 +1,6 @@
 //! Maps the tensor names of this crate's modules to the names in checkpoints.
 
-use crate::{Error, Result, models::bert};
+use crate::{CheckpointError, Result, models::bert};
 
 /// A module's path in this crate, its path in a checkpoint, and what determines each dimension of
 /// its weight: a config key, or a description if no key does.
@@ -157,7 +157,7 @@ impl Naming {
     /// `Names` with the most modules in the checkpoint; of several such, the first.
     ///
     /// # Errors
-    /// [`Error::TwoPrefixes`] if the tensors have two of the known prefixes.
+    /// [`CheckpointError::TwoPrefixes`] if the tensors have two of the known prefixes.
     pub(crate) fn detect(all: &'static [Names], stored: &[&str], path: &str) -> Result<Self> {
         let names = match all {
             [names] => names,
@@ -175,7 +175,11 @@ impl Naming {
         let mut found = names.prefixes().into_iter().filter(is_used);
         let (prefix, heads) = found.next().unwrap_or_default();
         if let Some((other, _)) = found.find(|(other, _)| *other != prefix) {
-            return Err(Error::TwoPrefixes { path: path.to_string(), prefixes: [prefix, other] });
+            return Err(CheckpointError::TwoPrefixes {
+                path: path.to_string(),
+                prefixes: [prefix, other],
+            }
+            .into());
         }
         Ok(Self::new(names, prefix, heads, gamma_beta(stored)))
     }

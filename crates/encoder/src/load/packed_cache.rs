@@ -28,7 +28,7 @@ use super::{
     save::{temporary, temporary_with_prefix},
     weights::WeightFiles,
 };
-use crate::{Error, Result};
+use crate::{Error, FileError, Result};
 
 /// The version of the file format, and of the kernels' layouts and rounding.
 const VERSION: u32 = 3;
@@ -187,7 +187,8 @@ impl PackedCache {
     /// size in bytes.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder cannot be read; [`Error::Write`] if a file cannot be deleted.
+    /// [`FileError::Io`] if the folder cannot be read; [`FileError::Write`] if a file cannot be
+    /// deleted.
     pub fn clear(&self) -> Result<(usize, u64)> {
         let files = self.files()?;
         let (mut count, mut bytes) = (0, 0);
@@ -196,7 +197,9 @@ impl PackedCache {
                 Ok(()) => (count, bytes) = (count + 1, bytes + file.bytes),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {} // another process did
                 Err(source) => {
-                    return Err(Error::Write { path: file.path.display().to_string(), source });
+                    return Err(
+                        FileError::Write { path: file.path.display().to_string(), source }.into()
+                    );
                 }
             }
         }
@@ -219,9 +222,10 @@ impl PackedCache {
     /// files of interrupted processes are included.
     ///
     /// # Errors
-    /// [`Error::Io`] if the folder exists but cannot be read.
+    /// [`FileError::Io`] if the folder exists but cannot be read.
     pub fn files(&self) -> Result<Vec<PackedCacheFile>> {
-        let io = |source| Error::Io { path: self.dir.display().to_string(), source };
+        let io =
+            |source| Error::File(FileError::Io { path: self.dir.display().to_string(), source });
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
             entries => entries.map_err(io)?,
@@ -250,7 +254,7 @@ impl PackedCache {
     /// collection is returned, and [`OpenCache::save`] writes the weights that are packed.
     ///
     /// # Errors
-    /// [`Error::Io`] if the checkpoint cannot be read; [`Error::Attention`] if `MHA_ISA` names
+    /// [`FileError::Io`] if the checkpoint cannot be read; [`Error::Attention`] if `MHA_ISA` names
     /// instructions that this machine lacks.
     pub(super) fn open(
         &self,

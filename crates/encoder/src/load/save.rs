@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use crate::{Error, Result};
+use crate::{Error, FileError, Result};
 
 /// Creates a temporary file in the folder of `path`, calls `fill` with the temporary path, and
 /// renames the file to `path` on success.
 ///
 /// # Errors
-/// [`Error::Write`] with `path` if the file cannot be written or renamed.
+/// [`FileError::Write`] with `path` if the file cannot be written or renamed.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let written = temporary(folder).and_then(|file| {
@@ -16,7 +16,9 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>
         file.persist(path)?;
         Ok(())
     });
-    written.map_err(|source| Error::Write { path: path.display().to_string(), source })
+    written.map_err(|source| {
+        Error::File(FileError::Write { path: path.display().to_string(), source })
+    })
 }
 
 /// Creates a temporary file with the permissions of an ordinary new file.

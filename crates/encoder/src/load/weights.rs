@@ -18,7 +18,7 @@ use super::{
     packed_cache, pickle,
     tensor_info::{TensorInfo, TensorInfos},
 };
-use crate::{Error, Result};
+use crate::{CheckpointError, Error, FileError, Result};
 
 /// Possible names of the weights, in order of preference.
 const FILES: [&str; 4] =
@@ -52,12 +52,12 @@ impl WeightFiles {
     /// Opens the weights among `files` and reads their headers.
     ///
     /// # Errors
-    /// - [`Error::NoFile`] if the weights or a shard are missing; [`Error::Io`] if a file cannot be
-    ///   read
-    /// - [`Error::Safetensors`], [`Error::Pickle`], [`Error::LfsPointer`] or [`Error::WebPage`] for
-    ///   an invalid file
-    /// - [`Error::Json`], [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for
-    ///   an invalid index
+    /// - [`FileError::NoFile`] if the weights or a shard are missing; [`FileError::Io`] if a file
+    ///   cannot be read
+    /// - [`FileError::Safetensors`], [`FileError::Pickle`], [`FileError::LfsPointer`] or
+    ///   [`FileError::WebPage`] for an invalid file
+    /// - [`FileError::Json`], [`CheckpointError::ShardName`], [`CheckpointError::NotInShard`] or
+    ///   [`CheckpointError::TwoShards`] for an invalid index
     /// - the errors of a download, listed at [`ModelFiles::need`](crate::ModelFiles::need)
     pub(crate) fn open(files: &ModelFolder) -> Result<Self> {
         let mut names: Vec<&str> = FILES.to_vec();
@@ -83,7 +83,9 @@ impl WeightFiles {
         let names: BTreeSet<&String> = weight_map.values().collect();
         let shards = names.into_iter().map(|name| {
             if name.contains(['/', '\\', ':']) || [".", "..", ""].contains(&name.as_str()) {
-                return Err(Error::ShardName { path: path.clone(), got: name.clone() });
+                return Err(
+                    CheckpointError::ShardName { path: path.clone(), got: name.clone() }.into()
+                );
             }
             let file = files.open(name)?;
             let file = file.ok_or_else(|| files.no_file(name, "a shard that the index names"))?;
@@ -94,7 +96,7 @@ impl WeightFiles {
             let shard = weights.shard_of.get(&tensor).map(|&i| &weights.shards[i].path);
             let expected = files.path(&name);
             if shard != Some(&expected) {
-                return Err(Error::NotInShard { path, tensor, expected });
+                return Err(CheckpointError::NotInShard { path, tensor, expected }.into());
             }
         }
         Ok(weights)
@@ -106,7 +108,7 @@ impl WeightFiles {
             for tensor in shard.tensors.keys() {
                 if let Some(other) = shard_of.insert(tensor.clone(), i) {
                     let paths = [&shards[other], shard].map(|shard| shard.path.clone());
-                    return Err(Error::TwoShards { tensor: tensor.clone(), paths });
+                    return Err(CheckpointError::TwoShards { tensor: tensor.clone(), paths }.into());
                 }
             }
         }
@@ -121,14 +123,14 @@ impl WeightFiles {
     /// The hash of the files. `folder` holds the hashes of files that were hashed before.
     ///
     /// # Errors
-    /// [`Error::Io`] if a file cannot be read.
+    /// [`FileError::Io`] if a file cannot be read.
     pub(crate) fn hash(&self, folder: &Path) -> Result<u128> {
         let hashes = self.shards.iter().map(|shard| {
             let hash = match &shard.file {
                 Opened::Bytes(bytes) => Ok(packed_cache::hash(bytes)),
                 file => packed_cache::hash_of_file(file, folder),
             };
-            hash.map_err(|source| Error::Io { path: shard.path.clone(), source })
+            hash.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
         });
         let hashes = hashes.map(|hash| Ok(hash?.to_le_bytes())).collect::<Result<Vec<_>>>()?;
         Ok(packed_cache::hash(hashes.as_flattened()))
@@ -159,17 +161,18 @@ impl WeightFiles {
         let len = (tensor.end - tensor.start) as usize / size_of::<f32>() / parts;
         let start = tensor.start + (index * len * size_of::<f32>()) as u64;
         let values = shard.file.f32_at(start, len);
-        values.map_err(|source| Error::Io { path: shard.path.clone(), source })
+        values.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
     }
 
     /// The tensor's bytes in row-major order.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read, or was truncated after it was opened.
+    /// [`FileError::Io`] if the file cannot be read, or was truncated after it was opened.
     pub(crate) fn data(&self, name: &str, tensor: &TensorInfo) -> Result<Cow<'_, [u8]>> {
         let shard = &self.shards[self.shard_of[name]];
         let data = shard.file.at(tensor.start, (tensor.end - tensor.start) as usize);
-        let data = data.map_err(|source| Error::Io { path: shard.path.clone(), source })?;
+        let data =
+            data.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))?;
         Ok(match &tensor.strides {
             None => data,
             Some(strides) => to_row_major(&data, tensor, strides).into(),
@@ -196,10 +199,11 @@ fn to_row_major(data: &[u8], tensor: &TensorInfo, strides: &[usize]) -> Vec<u8> 
 impl Shard {
     fn open(path: String, file: Opened) -> Result<Self> {
         let is_pickled = pickle::is_pickled(&file);
-        let is_pickled = is_pickled.map_err(|source| Error::Io { path: path.clone(), source })?;
+        let is_pickled = is_pickled
+            .map_err(|source| Error::File(FileError::Io { path: path.clone(), source }))?;
         let tensors = if path.ends_with(".bin") || is_pickled {
             let tensors = pickle::tensors(&file);
-            tensors.map_err(|what| Error::Pickle { path: path.clone(), what })?
+            tensors.map_err(|what| Error::File(FileError::Pickle { path: path.clone(), what }))?
         } else {
             safetensors(&file, &path)?
         };
@@ -210,8 +214,10 @@ impl Shard {
 /// Reads the tensors' dtypes, shapes and byte ranges from the header of a safetensors file.
 fn safetensors(file: &Opened, path: &str) -> Result<TensorInfos> {
     let path = || path.to_string();
-    let invalid = |source| Error::Safetensors { path: path(), source };
-    let read = |from, len| file.at(from, len).map_err(|source| Error::Io { path: path(), source });
+    let invalid = |source| Error::File(FileError::Safetensors { path: path(), source });
+    let read = |from, len| {
+        file.at(from, len).map_err(|source| Error::File(FileError::Io { path: path(), source }))
+    };
     if file.len() < 8 {
         return Err(invalid(SafeTensorError::HeaderTooSmall));
     }
@@ -244,8 +250,8 @@ fn safetensors(file: &Opened, path: &str) -> Result<TensorInfos> {
     Ok(tensors.collect())
 }
 
-/// The first tensor in the order of the names that has the byte range of an earlier one. Of two such
-/// tensors, the crate `safetensors` names any: it keeps them in a hash map.
+/// The first tensor in the order of the names that has the byte range of an earlier one. Of two
+/// such tensors, the crate `safetensors` names any: it keeps them in a hash map.
 fn tensor_at_same_place(header: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Place {

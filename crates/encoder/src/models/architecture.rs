@@ -76,8 +76,8 @@ impl Architecture {
     /// Jina v2 has BERT's `model_type`; `position_embedding_type` distinguishes it from BERT.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] for an unknown `model_type`. The error lists the supported
-    /// values. The error of [`ModelType::name`].
+    /// [`crate::ConfigError::Unsupported`] for an unknown `model_type`. The error lists the
+    /// supported values. The error of [`ModelType::name`].
     pub(crate) fn find(keys: &ModelType, path: &str) -> Result<(&'static Self, &'static str)> {
         static KNOWN: LazyLock<String> = LazyLock::new(|| model_types().join(", "));
         let model_type = keys.name(path)?;

@@ -153,8 +153,8 @@ impl BertConfig {
     /// Reads a `config.json`; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`crate::Error::Json`] for invalid JSON, a missing size or an unknown activation;
-    /// [`crate::Error::Unsupported`] for a setting that is not implemented; the errors of
+    /// [`crate::FileError::Json`] for invalid JSON, a missing size or an unknown activation;
+    /// [`crate::ConfigError::Unsupported`] for a setting that is not implemented; the errors of
     /// [`Self::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         Self::read(&Json::new(json.to_vec(), path))

@@ -8,10 +8,11 @@ use mha::{KvCache, Memory};
 use ops::Weights;
 
 use crate::{
-    BertConfig, DecoderLayer, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles, Result,
+    BertConfig, DecoderLayer, InputEmbeddings, InputError, LoadOptions, LoadReport, ModelFiles,
+    Result,
     load::{self, CONFIG, ModelFolder, Naming},
+    models::ragged_batch::{as_u32, tables},
     models::{bert, common_keys::refuse, lm_head::LmHead},
-    text::packing::{as_u32, tables},
 };
 
 /// A decoder that predicts the next token, with or without cross-attention.
@@ -136,8 +137,8 @@ impl BertDecoder {
     ///
     /// # Errors
     /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
-    /// shape; [`Error::Value`], [`Error::Unsupported`] or [`Error::Attention`] for an invalid
-    /// config.
+    /// shape; [`crate::ConfigError::Value`], [`crate::ConfigError::Unsupported`] or
+    /// [`Error::Attention`] for an invalid config.
     pub fn new<'a>(config: &BertConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
         let weights = weights.into();
         let encoder_config = config.encoder_config();
@@ -160,8 +161,8 @@ impl BertDecoder {
     /// Loads `config.json` and the weights of a folder that holds a `BertLMHeadModel`.
     ///
     /// # Errors
-    /// The errors of [`crate::EncoderModel::from_dir`]; [`Error::Unsupported`] if `is_decoder` is
-    /// not set.
+    /// The errors of [`crate::EncoderModel::from_dir`]; [`crate::ConfigError::Unsupported`] if
+    /// `is_decoder` is not set.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
     }
@@ -213,8 +214,8 @@ impl BertDecoder {
     /// # Shapes
     /// `encoder_output`: `(B, S, E)`; `padding`: `(B, S)`, 0 hides a token
     /// # Errors
-    /// [`Error::NoCrossAttention`] if the decoder has no cross-attention; [`Error::Attention`] or
-    /// [`Error::Candle`] for a wrong shape.
+    /// [`InputError::NoCrossAttention`] if the decoder has no cross-attention; [`Error::Attention`]
+    /// or [`Error::Candle`] for a wrong shape.
     pub fn memory(
         &self,
         encoder_output: &Tensor,
@@ -239,11 +240,11 @@ impl BertDecoder {
     /// - `input_ids`: `(B, T)`, integers; `padding`: `(B, T)`, 0 hides a token
     /// - returns `(B, T, vocab_size)`
     /// # Errors
-    /// - [`Error::NoMemory`] if the decoder has cross-attention and `memory` is `None`;
-    ///   [`Error::NoCrossAttention`] if `memory` is given to a decoder without cross-attention
-    /// - [`Error::OtherDecoder`] for a memory of a decoder with another number of layers
-    /// - [`Error::Id`] for an id that is negative or not below `vocab_size`
-    /// - [`Error::TooLong`] for more tokens than `max_position_embeddings`
+    /// - [`InputError::NoMemory`] if the decoder has cross-attention and `memory` is `None`;
+    ///   [`InputError::NoCrossAttention`] if `memory` is given to a decoder without cross-attention
+    /// - [`InputError::OtherDecoder`] for a memory of a decoder with another number of layers
+    /// - [`InputError::Id`] for an id that is negative or not below `vocab_size`
+    /// - [`InputError::TooLong`] for more tokens than `max_position_embeddings`
     /// - [`Error::Attention`] for a wrong shape or dtype
     pub fn forward(
         &self,
@@ -262,8 +263,8 @@ impl BertDecoder {
     ///   tokens in the cache; 0 hides a token
     /// - returns `(B, T, vocab_size)`
     /// # Errors
-    /// The errors of [`Self::forward`]; [`Error::OtherDecoder`] for a cache with another number of
-    /// layers; [`mha::Error::CacheFull`] if the capacity of the cache is exceeded.
+    /// The errors of [`Self::forward`]; [`InputError::OtherDecoder`] for a cache with another
+    /// number of layers; [`mha::Error::CacheFull`] if the capacity of the cache is exceeded.
     pub fn step(
         &self,
         input_ids: &Tensor,
@@ -334,7 +335,7 @@ impl BertDecoder {
         let (b, t) = input_ids.dims2()?;
         let max = self.config.max_position_embeddings;
         if start + t > max {
-            return Err(Error::TooLong { got: start + t, max });
+            return Err(InputError::TooLong { got: start + t, max }.into());
         }
         let positions = Tensor::arange(start as u32, (start + t) as u32, &self.device)?;
         let positions = positions.unsqueeze(0)?.broadcast_as((b, t))?.contiguous()?;
@@ -346,7 +347,7 @@ impl BertDecoder {
     fn check_layers(&self, what: &'static str, got: usize) -> Result<()> {
         match self.layers.len() {
             expected if expected == got => Ok(()),
-            expected => Err(Error::OtherDecoder { what, got, expected }),
+            expected => Err(InputError::OtherDecoder { what, got, expected }.into()),
         }
     }
 }

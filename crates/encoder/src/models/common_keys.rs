@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    Error, Result,
+    ConfigError, Result,
     load::Json,
     models::architecture::{Accepted, Architecture},
 };
@@ -44,8 +44,8 @@ pub(super) struct CommonKeys {
 /// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a key that is not implemented; [`Error::Json`] for a key of the wrong
-/// type.
+/// [`ConfigError::Unsupported`] for a key that is not implemented; [`crate::FileError::Json`] for a
+/// key of the wrong type.
 pub(crate) fn check_top_level(json: &Json) -> Result<()> {
     let keys: CommonKeys = json.to()?;
     keys.check(json.path(), &Architecture::NOTHING)
@@ -60,7 +60,7 @@ impl CommonKeys {
     /// `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a value that is not implemented.
+    /// [`ConfigError::Unsupported`] for a value that is not implemented.
     pub(super) fn check(&self, path: &str, accepted: &Accepted) -> Result<()> {
         const ABSENT: &str = "the key to be absent";
         let is_restricted = |key: &str| !accepted.keys.contains(&key);
@@ -136,7 +136,7 @@ impl CommonKeys {
 /// text.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for another value; [`Error::Json`] for invalid JSON.
+/// [`ConfigError::Unsupported`] for another value; [`crate::FileError::Json`] for invalid JSON.
 pub(super) fn expect_values(json: &Json, expected: &[(&'static str, &'static str)]) -> Result<()> {
     let keys: serde_json::Map<String, Value> = json.to()?;
     for &(key, expected) in expected {
@@ -156,7 +156,7 @@ pub(super) fn expect_values(json: &Json, expected: &[(&'static str, &'static str
 /// for the error message.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a missing key; [`Error::Json`] for invalid JSON.
+/// [`ConfigError::Unsupported`] for a missing key; [`crate::FileError::Json`] for invalid JSON.
 pub(super) fn require_keys(json: &Json, expected: &[(&'static str, &'static str)]) -> Result<()> {
     let keys: Value = json.to()?;
     match expected.iter().find(|(key, _)| keys[key].is_null()) {
@@ -170,7 +170,7 @@ pub(super) fn require_keys(json: &Json, expected: &[(&'static str, &'static str)
 /// `null`. Returns the new JSON.
 ///
 /// # Errors
-/// [`Error::Json`] for invalid JSON.
+/// [`crate::FileError::Json`] for invalid JSON.
 pub(super) fn with_renamed_keys(json: &Json, names: &[(&str, &str)]) -> Result<Json> {
     let mut keys: serde_json::Map<String, Value> = json.to()?;
     for (alternative, name) in names {
@@ -183,12 +183,13 @@ pub(super) fn with_renamed_keys(json: &Json, names: &[(&str, &str)]) -> Result<J
     Ok(Json::from_value(Value::Object(keys), json.path()))
 }
 
-/// [`Error::Unsupported`] for the value `got` of a key in the file at `path`.
+/// [`ConfigError::Unsupported`] for the value `got` of a key in the file at `path`.
 pub(super) fn refuse<T>(
     path: &str,
     key: &'static str,
     expected: &'static str,
     got: &str,
 ) -> Result<T> {
-    Err(Error::Unsupported { path: path.to_string(), key, expected, got: got.to_string() })
+    Err(ConfigError::Unsupported { path: path.to_string(), key, expected, got: got.to_string() }
+        .into())
 }

@@ -13,8 +13,9 @@ use mha::{AttentionMask, HeadWeights};
 use ops::{Linear, Weights};
 
 use crate::{
-    BertDecoder, DecoderAttentions, DecoderMemory, EncoderDecoderConfig, EncoderModel, Error,
-    GenerateConfig, LoadOptions, LoadReport, ModelFiles, Result,
+    BertDecoder, CheckpointError, ConfigError, DecoderAttentions, DecoderMemory,
+    EncoderDecoderConfig, EncoderModel, Error, FileError, GenerateConfig, LoadOptions, LoadReport,
+    ModelFiles, Result,
     load::{self, CONFIG, ModelFolder, Naming, WEIGHTS},
     models::{encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
 };
@@ -124,9 +125,9 @@ impl EncoderDecoder {
     ///
     /// # Errors
     /// The errors of [`Self::new`] if a tensor is missing or does not fit the config (not checked
-    /// if `tie_encoder_decoder` is true); [`Error::TensorPrefix`] for a tensor without such a
-    /// prefix; [`Error::Write`] if the folder or a file cannot be written; [`Error::Candle`] if a
-    /// tensor cannot be made contiguous.
+    /// if `tie_encoder_decoder` is true); [`CheckpointError::TensorPrefix`] for a tensor without
+    /// such a prefix; [`FileError::Write`] if the folder or a file cannot be written;
+    /// [`Error::Candle`] if a tensor cannot be made contiguous.
     pub fn save(
         dir: impl AsRef<Path>,
         config: &EncoderDecoderConfig,
@@ -149,11 +150,12 @@ impl EncoderDecoder {
             let checkpoint_name = match name.split_once('.') {
                 Some(("encoder", name)) => encoder.checkpoint_name(name).0,
                 Some(("decoder", name)) => decoder.checkpoint_name(name).0,
-                _ => return Err(Error::TensorPrefix { got: name.clone() }),
+                _ => return Err(CheckpointError::TensorPrefix { got: name.clone() }.into()),
             };
             renamed.insert(checkpoint_name, tensor.contiguous()?);
         }
-        let error = |source| Error::Write { path: dir.display().to_string(), source };
+        let error =
+            |source| Error::File(FileError::Write { path: dir.display().to_string(), source });
         std::fs::create_dir_all(dir).map_err(error)?;
         load::write(&dir.join(CONFIG), |path| {
             let mut json = serde_json::to_value(config)?;
@@ -254,7 +256,7 @@ impl EncoderDecoder {
     /// # Shapes
     /// `input_ids`: `(B, S)`, integers; `padding`: `(B, S)`, 0 hides a token; returns B sequences
     /// # Errors
-    /// The errors of [`Self::memory`] and [`BertDecoder::generate`]; [`Error::NoStart`] if
+    /// The errors of [`Self::memory`] and [`BertDecoder::generate`]; [`ConfigError::NoStart`] if
     /// [`Self::config`] has no `decoder_start_token_id`.
     pub fn generate(
         &self,
@@ -262,7 +264,8 @@ impl EncoderDecoder {
         padding: Option<&Tensor>,
         config: &GenerateConfig,
     ) -> Result<Vec<Vec<u32>>> {
-        let start = self.config.decoder_start_token_id.ok_or(Error::NoStart)?;
+        let start =
+            self.config.decoder_start_token_id.ok_or(Error::Config(ConfigError::NoStart))?;
         let memory = self.memory(input_ids, padding)?;
         let prompts = vec![vec![start]; input_ids.dim(0)?];
         let config = GenerateConfig {

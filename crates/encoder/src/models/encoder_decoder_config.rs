@@ -65,10 +65,10 @@ impl EncoderDecoderConfig {
     ///
     /// # Errors
     /// The errors of [`BertConfig::from_json`] for `encoder` and `decoder`;
-    /// [`crate::Error::Unsupported`] for another `model_type`, for a key of the top level that is
-    /// not implemented, for a start or end token that is neither an id nor a list of one id, for an
-    /// encoder with `is_decoder`, for a decoder without `is_decoder`, and if `decoder.is_causal` is
-    /// set.
+    /// [`crate::ConfigError::Unsupported`] for another `model_type`, for a key of the top level
+    /// that is not implemented, for a start or end token that is neither an id nor a list of one
+    /// id, for an encoder with `is_decoder`, for a decoder without `is_decoder`, and if
+    /// `decoder.is_causal` is set.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         Self::read(&Json::new(json.to_vec(), path))
     }
@@ -171,7 +171,7 @@ impl GenerationIds {
     /// Replaces the token ids of `config`; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] if `eos_token_id` is neither an id nor a list of one id.
+    /// [`crate::ConfigError::Unsupported`] if `eos_token_id` is neither an id nor a list of one id.
     pub(crate) fn replace(self, config: &mut EncoderDecoderConfig, path: &str) -> Result<()> {
         config.decoder_start_token_id = self.decoder_start_token_id.or(self.bos_token_id);
         config.eos_token_id =

@@ -7,11 +7,11 @@ use mha::{AttentionMask, HeadWeights};
 use ops::{CudaGraphCache, Linear, Loaded, Weights};
 
 use crate::{
-    Encoder, EncoderConfig, Error, InputEmbeddings, LoadOptions, LoadReport, ModelFiles,
-    PackedBatch, Result, SequencePooling,
+    Encoder, EncoderConfig, InputEmbeddings, InputError, LoadOptions, LoadReport, ModelFiles,
+    RaggedBatch, Result, SequencePooling,
     load::ModelFolder,
     models::load_encoder::load_encoder,
-    text::packing::{as_u32, scatter, tables},
+    models::ragged_batch::{as_u32, scatter, tables},
 };
 
 /// Number of tokens per thread in one part of a batch. Each part passes through all layers before
@@ -108,16 +108,19 @@ impl EncoderModel {
     /// precision.
     ///
     /// # Errors
-    /// - [`Error::NoFolder`] if the folder does not exist; [`Error::NoFile`] if a file does not
-    ///   exist
-    /// - [`Error::Io`], [`Error::Json`], [`Error::Safetensors`], [`Error::Pickle`],
-    ///   [`Error::LfsPointer`] or [`Error::WebPage`] if a file cannot be read
-    /// - [`Error::ShardName`], [`Error::NotInShard`] or [`Error::TwoShards`] for an invalid index
-    ///   of shards; [`Error::TwoPrefixes`] for weights of two models
-    /// - [`Error::Unsupported`] for a setting in `config.json` that is not implemented, or for a
-    ///   folder with an adapter; the errors of [`EncoderConfig::check`]
-    /// - [`Error::Precision`] if the device does not support the precision
-    /// - [`Error::Checkpoint`] with all tensors that are missing, mismatched or unexpected
+    /// - [`crate::FileError::NoFolder`] if the folder does not exist; [`crate::FileError::NoFile`]
+    ///   if a file does not exist
+    /// - [`crate::FileError::Io`], [`crate::FileError::Json`], [`crate::FileError::Safetensors`],
+    ///   [`crate::FileError::Pickle`], [`crate::FileError::LfsPointer`] or
+    ///   [`crate::FileError::WebPage`] if a file cannot be read
+    /// - [`crate::CheckpointError::ShardName`], [`crate::CheckpointError::NotInShard`] or
+    ///   [`crate::CheckpointError::TwoShards`] for an invalid index of shards;
+    ///   [`crate::CheckpointError::TwoPrefixes`] for weights of two models
+    /// - [`crate::ConfigError::Unsupported`] for a setting in `config.json` that is not
+    ///   implemented, or for a folder with an adapter; the errors of [`EncoderConfig::check`]
+    /// - [`crate::ConfigError::Precision`] if the device does not support the precision
+    /// - [`crate::CheckpointError::Tensors`] with all tensors that are missing, mismatched or
+    ///   unexpected
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
     }
@@ -167,9 +170,9 @@ impl EncoderModel {
     /// # Errors
     /// - [`mha::Error::DType`] or [`mha::Error::Shape`] if the ids are not integers `(B, T)`, with
     ///   B and T of at least 1
-    /// - [`Error::Id`] if an id is outside its embedding table
-    /// - [`Error::TooLong`] if a sequence has more than [`EncoderConfig::max_tokens`] tokens
-    /// - [`Error::PackedMask`] for a mask of packed sequences; [`mha::Error::Shape`] or
+    /// - [`InputError::Id`] if an id is outside its embedding table
+    /// - [`InputError::TooLong`] if a sequence has more than [`EncoderConfig::max_tokens`] tokens
+    /// - [`InputError::RaggedMask`] for a mask of ragged sequences; [`mha::Error::Shape`] or
     ///   [`mha::Error::ValidLength`] for a mask that does not fit the ids
     pub fn forward(
         &self,
@@ -214,8 +217,8 @@ impl EncoderModel {
         if !input.hides_only_padding || (self.config.uses_distances() && input.has_gaps()?) {
             return input.hide_padding(self.encoder.forward(&self.embed(input)?, mask)?);
         }
-        let (batch, rows) = input.pack(&self.config, &input.visible)?;
-        let hidden = self.forward_packed(&batch)?; // (N, E)
+        let (batch, rows) = input.to_ragged(&self.config, &input.visible)?;
+        let hidden = self.forward_ragged(&batch)?; // (N, E)
         let hidden = scatter(&hidden, &rows, input.b * input.t)?;
         Ok(hidden.reshape((input.b, input.t, self.config.hidden_size))?)
     }
@@ -297,23 +300,23 @@ impl EncoderModel {
         self.embeddings.words()
     }
 
-    /// The output of the last layer for packed sequences.
+    /// The output of the last layer for ragged sequences.
     ///
     /// # Shapes
     /// returns `(N, E)`
     /// # Errors
-    /// [`Error::Id`] if an id is outside its embedding table; [`Error::TooLong`] if a sequence has
-    /// more than [`EncoderConfig::max_tokens`] tokens.
-    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
+    /// [`InputError::Id`] if an id is outside its embedding table; [`InputError::TooLong`] if a
+    /// sequence has more than [`EncoderConfig::max_tokens`] tokens.
+    pub fn forward_ragged(&self, batch: &RaggedBatch) -> Result<Tensor> {
         if batch.tokens() == 0 {
             let dtype = self.embeddings.dtype();
             return Ok(no_rows(self.config.hidden_size, dtype, &self.device)?);
         }
-        let encode = |batch: &PackedBatch| {
+        let encode = |batch: &RaggedBatch| {
             let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
             let mask = AttentionMask::none().with_sequences(batch.offsets())?;
             self.graphs.run(batch.offsets(), &ids, &mask, |ids, mask| {
-                Ok(self.encoder.forward(&self.embed_packed(ids)?, mask)?.squeeze(0)?)
+                Ok(self.encoder.forward(&self.embed_ragged(ids)?, mask)?.squeeze(0)?)
             })
         };
         if !self.device.is_cpu() {
@@ -328,35 +331,36 @@ impl EncoderModel {
         })
     }
 
-    /// The embeddings `(1, N, E)` of packed tokens. `ids`: `(3, 1, N)`, from [`PackedBatch::ids`].
-    fn embed_packed(&self, ids: &Tensor) -> Result<Tensor> {
+    /// The embeddings `(1, N, E)` of tokens of a ragged batch. `ids`: `(3, 1, N)`, from
+    /// [`RaggedBatch::ids`].
+    fn embed_ragged(&self, ids: &Tensor) -> Result<Tensor> {
         self.embeddings.forward(&ids.get(0)?, &ids.get(1)?, &ids.get(2)?)
     }
 
     /// The embeddings `(B, T, E)` of all tokens, padding included.
     fn embed(&self, input: &Padded) -> Result<Tensor> {
         let all = input.input_ids.ones_like()?.to_dtype(DType::U8)?;
-        let (batch, _rows) = input.pack(&self.config, &all)?;
+        let (batch, _rows) = input.to_ragged(&self.config, &all)?;
         let ids = batch.ids(&self.config, &self.device)?;
-        Ok(self.embed_packed(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
+        Ok(self.embed_ragged(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
-    /// [`Self::forward_pooled`] for packed sequences, `(B, E)`.
+    /// [`Self::forward_pooled`] for ragged sequences, `(B, E)`.
     ///
     /// # Errors
-    /// [`Error::EmptySequence`] for a sequence without tokens; the errors of
-    /// [`Self::forward_packed`].
-    pub(crate) fn forward_pooled_packed(
+    /// [`InputError::EmptySequence`] for a sequence without tokens; the errors of
+    /// [`Self::forward_ragged`].
+    pub(crate) fn forward_pooled_ragged(
         &self,
-        batch: &PackedBatch,
+        batch: &RaggedBatch,
         pooling: SequencePooling,
     ) -> Result<Tensor> {
         let offsets = batch.offsets();
         let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
         if let Some(index) = offsets.windows(2).position(is_empty) {
-            return Err(Error::EmptySequence { index });
+            return Err(InputError::EmptySequence { index }.into());
         }
-        let hidden = self.forward_packed(batch)?; // (N, E)
+        let hidden = self.forward_ragged(batch)?; // (N, E)
         if offsets.len() < 2 {
             return Ok(hidden); // no sequences: (0, E)
         }
@@ -391,8 +395,8 @@ pub(crate) fn no_rows(width: usize, dtype: DType, device: &Device) -> candle_cor
     Tensor::zeros((1, width), dtype, device)?.narrow(0, 0, 0)
 }
 
-/// Whether `weights` have the pooler's weight or bias. If they have only one of them, loading reports
-/// the other as missing.
+/// Whether `weights` have the pooler's weight or bias. If they have only one of them, loading
+/// reports the other as missing.
 pub(crate) fn has_pooler(weights: &Weights) -> bool {
     ["pooler.weight", "pooler.bias"].iter().any(|name| weights.contains_tensor(name))
 }
@@ -402,7 +406,7 @@ struct Padded {
     input_ids: Tensor,      // (B, T), u32
     token_type_ids: Tensor, // (B, T), u32
     visible: Tensor,        // (B, T), u8; 0 at padding
-    /// Whether the mask only hides padding. With any other mask, the sequences cannot be packed.
+    /// Whether the mask only hides padding. With any other mask, the padding cannot be left out.
     hides_only_padding: bool,
     b: usize,
     t: usize,
@@ -415,8 +419,8 @@ impl Padded {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Self> {
-        if mask.is_packed() {
-            return Err(Error::PackedMask);
+        if mask.is_ragged() {
+            return Err(InputError::RaggedMask.into());
         }
         let [words, types] = tables(config);
         let input_ids = as_u32(input_ids, words)?;
@@ -443,14 +447,18 @@ impl Padded {
         })
     }
 
-    /// Packs the tokens whose `visible` is 1. Also returns the row of each packed token in the
-    /// padded hidden states `(B·T, E)`.
-    fn pack(&self, config: &EncoderConfig, visible: &Tensor) -> Result<(PackedBatch, Vec<u32>)> {
-        PackedBatch::from_padded(config, &self.input_ids, &self.token_type_ids, visible)
+    /// The tokens whose `visible` is 1. Also returns the row of each of them in the padded hidden
+    /// states `(B·T, E)`.
+    fn to_ragged(
+        &self,
+        config: &EncoderConfig,
+        visible: &Tensor,
+    ) -> Result<(RaggedBatch, Vec<u32>)> {
+        RaggedBatch::from_padded(config, &self.input_ids, &self.token_type_ids, visible)
     }
 
-    /// Whether a sequence has padding between visible tokens. Packing then changes the distances of
-    /// tokens.
+    /// Whether a sequence has padding between visible tokens. Without this padding, the distances
+    /// of the tokens are different.
     fn has_gaps(&self) -> Result<bool> {
         let rows = self.visible.to_vec2::<u8>()?;
         Ok(rows.iter().any(|row| row.chunk_by(|a, b| a == b).filter(|run| run[0] == 1).count() > 1))

@@ -6,7 +6,7 @@ use candle_core::{D, DType, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{BertDecoder, DecoderMemory, Error, Result};
+use crate::{BertDecoder, ConfigError, DecoderMemory, Error, InputError, Result};
 
 /// Settings of text generation.
 ///
@@ -76,7 +76,8 @@ impl GenerateConfig {
     }
 
     fn check(&self) -> Result<()> {
-        let invalid = |field, expected, got| Err(Error::Value { field, expected, got });
+        let invalid =
+            |field, expected, got| Err(ConfigError::Value { field, expected, got }.into());
         match self.strategy {
             Strategy::Sample { temperature, .. }
                 if !(temperature > 0.0 && temperature.is_finite()) =>
@@ -116,10 +117,10 @@ impl BertDecoder {
     /// # Shapes
     /// `prompts`: B prompts of equal length, at least one token each; `memory`: B sequences
     /// # Errors
-    /// [`Error::Prompts`] if a prompt is empty or not as long as the first prompt; [`Error::Value`]
-    /// for an invalid setting; [`Error::TooLong`] if `max_length` exceeds
-    /// `max_position_embeddings`; [`Error::NonFiniteOutput`] if no token can be chosen; the errors
-    /// of [`Self::step`].
+    /// [`InputError::Prompts`] if a prompt is empty or not as long as the first prompt;
+    /// [`ConfigError::Value`] for an invalid setting; [`InputError::TooLong`] if `max_length`
+    /// exceeds `max_position_embeddings`; [`Error::NonFiniteOutput`] if no token can be chosen; the
+    /// errors of [`Self::step`].
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],
@@ -146,11 +147,13 @@ impl BertDecoder {
         config.check()?;
         let max = self.config().max_position_embeddings;
         if config.max_length > max {
-            return Err(Error::TooLong { got: config.max_length, max });
+            return Err(InputError::TooLong { got: config.max_length, max }.into());
         }
         let length = prompts.first().map_or(0, Vec::len);
         if let Some(index) = prompts.iter().position(|p| p.is_empty() || p.len() != length) {
-            return Err(Error::Prompts { index, got: prompts[index].len(), expected: length });
+            return Err(
+                InputError::Prompts { index, got: prompts[index].len(), expected: length }.into()
+            );
         }
         if prompts.is_empty() || length >= config.max_length {
             return Ok(prompts.to_vec());

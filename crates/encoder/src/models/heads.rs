@@ -10,7 +10,7 @@ use ops::{Linear, Weights};
 
 use crate::{
     Activation, EncoderModel, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,
-    PackedBatch, Result, SequencePooling,
+    RaggedBatch, Result, SequencePooling,
     block::Norm,
     load::ModelFolder,
     models::{
@@ -26,8 +26,9 @@ macro_rules! loaders {
             /// tensors.
             ///
             /// # Errors
-            /// The errors of [`EncoderModel::from_dir`]; [`crate::Error::Checkpoint`] if the head's
-            /// tensors are missing; for a head with labels, the errors of [`Labels::from_json`].
+            /// The errors of [`EncoderModel::from_dir`]; [`crate::CheckpointError::Tensors`] if the
+            /// head's tensors are missing; for a head with labels, the errors of
+            /// [`Labels::from_json`].
             pub fn from_dir(
                 dir: impl AsRef<Path>,
                 options: &LoadOptions,
@@ -268,15 +269,15 @@ impl EncoderForSequenceClassification {
         Ok(self.classifier.forward(&self.head.forward(&x)?)?)
     }
 
-    /// [`Self::forward`] for packed sequences.
+    /// [`Self::forward`] for ragged sequences.
     ///
     /// # Shapes
     /// returns `(B, labels)`
     /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`]; [`crate::Error::EmptySequence`] for a
+    /// The errors of [`EncoderModel::forward_ragged`]; [`crate::InputError::EmptySequence`] for a
     /// sequence without tokens.
-    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        let x = self.encoder.forward_pooled_packed(batch, self.pooling)?;
+    pub fn forward_ragged(&self, batch: &RaggedBatch) -> Result<Tensor> {
+        let x = self.encoder.forward_pooled_ragged(batch, self.pooling)?;
         Ok(self.classifier.forward(&self.head.forward(&x)?)?)
     }
 }
@@ -347,14 +348,14 @@ impl EncoderForTokenClassification {
         self.logits(self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
     }
 
-    /// [`Self::forward`] for packed sequences.
+    /// [`Self::forward`] for ragged sequences.
     ///
     /// # Shapes
     /// returns `(N, labels)`
     /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`].
-    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<Tensor> {
-        self.logits(self.encoder.forward_packed(batch)?)
+    /// The errors of [`EncoderModel::forward_ragged`].
+    pub fn forward_ragged(&self, batch: &RaggedBatch) -> Result<Tensor> {
+        self.logits(self.encoder.forward_ragged(batch)?)
     }
 
     fn logits(&self, mut hidden: Tensor) -> Result<Tensor> {
@@ -431,12 +432,12 @@ impl EncoderForQuestionAnswering {
         self.scores(&self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
     }
 
-    /// [`Self::forward`] for packed sequences.
+    /// [`Self::forward`] for ragged sequences.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`].
-    pub fn forward_packed(&self, batch: &PackedBatch) -> Result<AnswerScores> {
-        self.scores(&self.encoder.forward_packed(batch)?)
+    /// The errors of [`EncoderModel::forward_ragged`].
+    pub fn forward_ragged(&self, batch: &RaggedBatch) -> Result<AnswerScores> {
+        self.scores(&self.encoder.forward_ragged(batch)?)
     }
 
     fn scores(&self, hidden: &Tensor) -> Result<AnswerScores> {

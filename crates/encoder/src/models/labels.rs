@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 
-use crate::{Error, Result, load::Json};
+use crate::{ConfigError, Error, Result, load::Json};
 
 /// The labels of a classifier, in the order of its outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,9 +46,9 @@ impl Labels {
     /// otherwise `_num_labels`, otherwise 2, as in Hugging Face.
     ///
     /// # Errors
-    /// [`Error::Json`] for invalid JSON; [`Error::Unsupported`] if the ids are not consecutive from
-    /// 0; [`Error::Value`] for more than 1,000,000 generated names; [`mha::Error::Zero`] if the
-    /// number of labels is 0.
+    /// [`crate::FileError::Json`] for invalid JSON; [`ConfigError::Unsupported`] if the ids are not
+    /// consecutive from 0; [`ConfigError::Value`] for more than 1,000,000 generated names;
+    /// [`mha::Error::Zero`] if the number of labels is 0.
     /// # Examples
     /// ```
     /// let json = br#"{"id2label": {"1": "good", "0": "bad"}}"#;
@@ -72,7 +72,7 @@ impl Labels {
             };
             if n > MAX_LABELS {
                 let expected = "at most 1,000,000";
-                return Err(Error::Value { field, expected, got: n as f64 });
+                return Err(ConfigError::Value { field, expected, got: n as f64 }.into());
             }
             if n == 0 {
                 return Err(mha::Error::Zero { field }.into());
@@ -80,11 +80,13 @@ impl Labels {
             return Ok(Self((0..n).map(|i| format!("LABEL_{i}")).collect()));
         };
         let name = |id: usize| {
-            labels.get(&id.to_string()).map(Name::text).ok_or_else(|| Error::Unsupported {
-                path: json.path().to_string(),
-                key: "id2label",
-                expected: "consecutive ids from 0",
-                got: format!("without id {id}"),
+            labels.get(&id.to_string()).map(Name::text).ok_or_else(|| {
+                Error::Config(ConfigError::Unsupported {
+                    path: json.path().to_string(),
+                    key: "id2label",
+                    expected: "consecutive ids from 0",
+                    got: format!("without id {id}"),
+                })
             })
         };
         (0..labels.len()).map(name).collect::<Result<_>>().map(Self)

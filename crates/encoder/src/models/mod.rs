@@ -23,6 +23,7 @@ mod model_config;
 mod modernbert;
 mod mpnet;
 mod nomic_bert;
+pub(crate) mod ragged_batch;
 mod roberta;
 mod rope;
 
@@ -38,3 +39,4 @@ pub use heads::{
 };
 pub use labels::Labels;
 pub use model_config::{HeadConfig, ModelConfig, SequencePooling};
+pub use ragged_batch::RaggedBatch;

@@ -98,8 +98,8 @@ impl ModelConfig {
     /// Reads the `config.json` of any supported architecture; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Json`](crate::Error::Json) for invalid JSON, a missing size or an unknown
-    /// activation; [`Error::Unsupported`](crate::Error::Unsupported) for an architecture or a
+    /// [`crate::FileError::Json`] for invalid JSON, a missing size or an unknown
+    /// activation; [`crate::ConfigError::Unsupported`] for an architecture or a
     /// setting that is not implemented; the errors of [`EncoderConfig::check`].
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         Self::read(&Json::new(json.to_vec(), path))
@@ -150,7 +150,7 @@ impl ModelType {
     /// The `model_type`. An absent key means `bert`, since the first BERT checkpoints lack it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if `model_type` is absent and
+    /// [`crate::ConfigError::Unsupported`] if `model_type` is absent and
     /// `architectures` names a class that is not BERT's; `path` names the file.
     pub(crate) fn name(&self, path: &str) -> Result<&str> {
         if let Some(model_type) = &self.model_type {

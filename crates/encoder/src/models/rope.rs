@@ -37,7 +37,7 @@ impl Rope {
     /// The base of the rotation frequencies, if it is set; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] for scaled frequencies.
+    /// [`crate::ConfigError::Unsupported`] for scaled frequencies.
     fn theta(&self, path: &str) -> Result<Option<f64>> {
         match self.kind() {
             None | Some("default") => Ok(self.rope_theta),
@@ -98,9 +98,10 @@ impl RopeKeys {
     /// was trained with 2,048 tokens and is used with up to 8,192.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] for rotations of a part of a head, for heads of another width
-    /// than `hidden_size / num_attention_heads`, for a type of scaling that is not implemented, and
-    /// for a scaling without `factor`; [`mha::Error::TooLarge`] for more than 1,024 layers.
+    /// [`crate::ConfigError::Unsupported`] for rotations of a part of a head, for heads of another
+    /// width than `hidden_size / num_attention_heads`, for a type of scaling that is not
+    /// implemented, and for a scaling without `factor`; [`mha::Error::TooLarge`] for more than
+    /// 1,024 layers.
     pub(super) fn apply(self, path: &str, theta: f64, encoder: &mut EncoderConfig) -> Result<()> {
         let scaling = self.rope_scaling.filter(Rope::is_set);
         let rope = scaling.or(self.rope_parameters).unwrap_or_default();
@@ -127,8 +128,8 @@ impl RopeKeys {
     /// [`Self::apply`] with dynamic NTK scaling if `rotary_scaling_factor` is set.
     ///
     /// # Errors
-    /// The errors of [`Self::apply`]; [`crate::Error::Unsupported`] if `rotary_scaling_factor` is
-    /// set together with a key of [`Rope`].
+    /// The errors of [`Self::apply`]; [`crate::ConfigError::Unsupported`] if
+    /// `rotary_scaling_factor` is set together with a key of [`Rope`].
     pub(super) fn apply_with_factor(
         self,
         path: &str,

@@ -6,10 +6,10 @@ use candle_core::{DType, Device, Tensor};
 use mha::{AttentionMask, HeadWeights};
 
 use crate::{
-    BertDecoder, DecoderAttentions, EncoderDecoder, EncoderModel, Error, GenerateConfig,
-    LoadOptions, ModelConfig, ModelFiles, Result, TextTokenizer, error::beginning,
-    load::ModelFolder, pipelines::inspect::ArchitectureKeys, pipelines::modules::transformer,
-    text::prompts::loader,
+    BertDecoder, ConfigError, DecoderAttentions, EncoderDecoder, EncoderModel, Error,
+    GenerateConfig, InputError, LoadOptions, ModelConfig, ModelFiles, Result, TextTokenizer,
+    error::beginning, load::ModelFolder, pipelines::inspect::ArchitectureKeys,
+    pipelines::modules::transformer, text::prompts::loader,
 };
 
 /// Maximum length of a generated sequence in tokens, start token included.
@@ -144,22 +144,22 @@ impl AttentionReader {
     ///   `second`, or else the text that the model generates with greedy search.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
-    /// [`Error::NoTokens`] for a text without tokens; [`Error::NoRoom`] if the maximum length
-    /// leaves no room for a pair; [`Error::SecondText`] if a decoder gets a second text;
-    /// [`Error::NoStart`] if the config of an encoder-decoder has no `decoder_start_token_id`;
-    /// [`Error::NonFiniteOutput`] if a weight is NaN.
+    /// [`crate::FileError::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`InputError::NoTokens`] for a text without tokens; [`ConfigError::NoRoom`] if the maximum
+    /// length leaves no room for a pair; [`InputError::SecondText`] if a decoder gets a second
+    /// text; [`ConfigError::NoStart`] if the config of an encoder-decoder has no
+    /// `decoder_start_token_id`; [`Error::NonFiniteOutput`] if a weight is NaN.
     pub fn read(&self, text: &str, second: Option<&str>) -> Result<Vec<TextAttention>> {
         let mut tokens = match (second, &self.model) {
             (Some(second), Model::Encoder(_)) => self.tokenizer.encode_pairs(&[(text, second)])?,
             (Some(second), Model::Decoder(_)) => {
-                return Err(Error::SecondText { text: beginning(second) });
+                return Err(InputError::SecondText { text: beginning(second) }.into());
             }
             _ => self.tokenizer.encode(&[text])?,
         };
         let tokens = tokens.swap_remove(0);
         if tokens.input_ids.is_empty() {
-            return Err(Error::NoTokens { text: beginning(text) });
+            return Err(InputError::NoTokens { text: beginning(text) }.into());
         }
         let attention = |kind, queries: Text, keys: Text, layers: &[Tensor]| {
             let weights = Tensor::cat(layers, 0)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
@@ -224,7 +224,8 @@ impl AttentionReader {
             let config = GenerateConfig::greedy(max_length.min(MAX_GENERATED));
             return Ok((model.generate(input_ids, None, &config)?.swap_remove(0), 0));
         };
-        let start = model.config().decoder_start_token_id.ok_or(Error::NoStart)?;
+        let start =
+            model.config().decoder_start_token_id.ok_or(Error::Config(ConfigError::NoStart))?;
         let mut ids = vec![start];
         ids.extend(self.tokenizer.encode_bare(text)?);
         let truncated = ids.len().saturating_sub(max_length);

@@ -14,8 +14,9 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    EncoderForSequenceClassification, EncoderModel, Error, Labels, LoadOptions, LoadReport,
-    ModelFiles, PackedBatch, Prompt, Result, TextTokenizer, Tokens, TruncationSide,
+    ConfigError, EncoderForSequenceClassification, EncoderModel, Error, InputError, Labels,
+    LoadOptions, LoadReport, ModelFiles, Prompt, RaggedBatch, Result, TextTokenizer, Tokens,
+    TruncationSide,
     error::beginning,
     load::ModelFolder,
     text::prompts::{self, Prompts, loader},
@@ -61,8 +62,8 @@ pub struct TextClassifier {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Classified {
-    /// The label with the highest score. A name that several labels share is followed by the label's
-    /// id.
+    /// The label with the highest score. A name that several labels share is followed by the
+    /// label's id.
     pub label: String,
     /// The score of the label.
     pub score: f32,
@@ -113,8 +114,8 @@ impl TextClassifier {
     ///
     /// # Errors
     /// The errors of [`EncoderForSequenceClassification::from_dir`] and
-    /// [`TextTokenizer::from_files`]; [`Error::Unsupported`] if `architectures` in the config names
-    /// another classifier, for a `problem_type`, an activation or modules of a cross-encoder
+    /// [`TextTokenizer::from_files`]; [`ConfigError::Unsupported`] if `architectures` in the config
+    /// names another classifier, for a `problem_type`, an activation or modules of a cross-encoder
     /// that are not implemented, or if a cross-encoder does not have its default prompt.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
@@ -154,7 +155,7 @@ impl TextClassifier {
                 let expected = "regression, single_label_classification or \
                                 multi_label_classification";
                 let (key, got) = ("problem_type", got.to_string());
-                return Err(Error::Unsupported { path, key, expected, got });
+                return Err(ConfigError::Unsupported { path, key, expected, got }.into());
             }
         };
         // If activation_fn is null in config.json, the older key is ignored and the default
@@ -206,7 +207,7 @@ impl TextClassifier {
     /// The text of a prompt; empty for no prompt.
     ///
     /// # Errors
-    /// [`Error::NoPrompt`] for a name that the model does not have.
+    /// [`InputError::NoPrompt`] for a name that the model does not have.
     pub fn prompt_text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
         self.prompts.text(prompt)
     }
@@ -224,7 +225,7 @@ impl TextClassifier {
     /// Sets the maximum length of a text or a pair in tokens, special tokens included.
     ///
     /// # Errors
-    /// [`Error::MaxSeqLength`] if the length is larger than
+    /// [`ConfigError::MaxSeqLength`] if the length is larger than
     /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); the error of
     /// [`TextTokenizer::with_max_seq_length`].
     ///
@@ -266,7 +267,7 @@ impl TextClassifier {
     /// The tokens of each text, truncated to the model's maximum length.
     ///
     /// # Errors
-    /// The errors of [`TextTokenizer::encode`]; [`Error::NoTokens`] for a text without tokens.
+    /// The errors of [`TextTokenizer::encode`]; [`InputError::NoTokens`] for a text without tokens.
     pub fn tokenize_texts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
         check_not_empty(self.tokenizer.encode(texts)?, texts)
     }
@@ -290,9 +291,9 @@ impl TextClassifier {
     /// The tokens of each pair of query and document. The prompt is prepended to the query.
     ///
     /// # Errors
-    /// The errors of [`TextTokenizer::encode_pairs`]; [`Error::NoPrompt`] for a prompt that the
-    /// model does not have; [`Error::NoTokens`] for a pair without tokens; [`Error::Unsupported`]
-    /// for a model with a chat template.
+    /// The errors of [`TextTokenizer::encode_pairs`]; [`InputError::NoPrompt`] for a prompt that
+    /// the model does not have; [`InputError::NoTokens`] for a pair without tokens;
+    /// [`ConfigError::Unsupported`] for a model with a chat template.
     pub fn tokenize_pairs<S: AsRef<str>>(
         &self,
         query: &str,
@@ -307,7 +308,7 @@ impl TextClassifier {
     /// The tokens of pairs of texts, without a prompt.
     ///
     /// # Errors
-    /// The errors of [`Self::tokenize_pairs`] except [`Error::NoPrompt`].
+    /// The errors of [`Self::tokenize_pairs`] except [`InputError::NoPrompt`].
     pub fn tokenize_text_pairs(&self, pairs: &[(&str, &str)]) -> Result<Vec<Tokens>> {
         if let Some(path) = &self.chat_template {
             return Err(tokenizer_config::chat_template_unsupported(path));
@@ -319,12 +320,12 @@ impl TextClassifier {
     /// [`Self::rerank`] for tokenized pairs of at least one token each.
     ///
     /// # Errors
-    /// [`Error::Value`] if the model has more than one label; the errors of [`Self::logits`].
+    /// [`ConfigError::Value`] if the model has more than one label; the errors of [`Self::logits`].
     pub fn rank_tokens(&self, pairs: &[Tokens]) -> Result<Vec<f32>> {
         let labels = self.labels().names().len();
         if labels != 1 {
             let (field, expected) = ("number of labels", "1, for reranking");
-            return Err(Error::Value { field, expected, got: labels as f64 });
+            return Err(ConfigError::Value { field, expected, got: labels as f64 }.into());
         }
         Ok(self.score_tokens(pairs)?.concat())
     }
@@ -362,8 +363,8 @@ impl TextClassifier {
     /// The logits of each sequence, in the order of the labels.
     ///
     /// # Errors
-    /// [`Error::EmptySequence`] for a sequence without tokens; [`Error::Id`] for an id outside the
-    /// vocabulary; [`Error::TooLong`] for a sequence longer than
+    /// [`InputError::EmptySequence`] for a sequence without tokens; [`InputError::Id`] for an id
+    /// outside the vocabulary; [`InputError::TooLong`] for a sequence longer than
     /// [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); [`mha::Error::Shape`] if
     /// the numbers of ids and types differ; [`Error::NonFiniteOutput`] for logits that are NaN or
     /// infinite.
@@ -417,8 +418,8 @@ impl Pipeline for TextClassifier {
     }
 
     fn compute(&self, sequences: &[&Tokens], _: &TextClassifierParams) -> Result<Vec<Vec<f32>>> {
-        let batch = PackedBatch::of(sequences.iter().copied())?;
-        let logits = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        let batch = RaggedBatch::from_tokens(sequences.iter().copied())?;
+        let logits = self.model.forward_ragged(&batch)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
         if !logits.iter().flatten().all(|logit| logit.is_finite()) {
             return Err(Error::NonFiniteOutput);
         }
@@ -442,10 +443,10 @@ impl Pipeline for TextClassifier {
     }
 }
 
-/// Returns `tokens`, or [`Error::NoTokens`] if a text has none.
+/// Returns `tokens`, or [`InputError::NoTokens`] if a text has none.
 fn check_not_empty<S: AsRef<str>>(tokens: Vec<Tokens>, texts: &[S]) -> Result<Vec<Tokens>> {
     match tokens.iter().position(|tokens| tokens.input_ids.is_empty()) {
-        Some(empty) => Err(Error::NoTokens { text: beginning(texts[empty].as_ref()) }),
+        Some(empty) => Err(InputError::NoTokens { text: beginning(texts[empty].as_ref()) }.into()),
         None => Ok(tokens),
     }
 }

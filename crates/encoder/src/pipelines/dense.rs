@@ -7,7 +7,7 @@ use ops::{ComputeType, Linear, Weights};
 use serde::Deserialize;
 
 use crate::{
-    Activation, Error, Result,
+    Activation, ConfigError, Error, Result,
     load::{self, CONFIG, ModelFolder, Read},
 };
 
@@ -35,15 +35,18 @@ impl TorchActivation {
     /// The activation of a class such as `torch.nn.modules.activation.Tanh`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with `path` and `key` for a class that is not in [`ACTIVATIONS`].
+    /// [`ConfigError::Unsupported`] with `path` and `key` for a class that is not in
+    /// [`ACTIVATIONS`].
     pub(crate) fn from_class(class: &str, path: &str, key: &'static str) -> Result<Self> {
         let name = class.strip_prefix("torch.").map(|_| class.rsplit('.').next().unwrap_or(class));
         let known = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == name);
-        known.map(|&(_, activation)| activation).ok_or_else(|| Error::Unsupported {
-            path: path.to_string(),
-            key,
-            expected: "torch.nn's Identity, Sigmoid, Tanh, ReLU, GELU, SiLU or Mish",
-            got: class.to_string(),
+        known.map(|&(_, activation)| activation).ok_or_else(|| {
+            Error::Config(ConfigError::Unsupported {
+                path: path.to_string(),
+                key,
+                expected: "torch.nn's Identity, Sigmoid, Tanh, ReLU, GELU, SiLU or Mish",
+                got: class.to_string(),
+            })
         })
     }
 
@@ -100,9 +103,10 @@ impl Dense {
     /// Loads the module of a folder. `width` is the length of its input vectors.
     ///
     /// # Errors
-    /// [`Error::NoFile`] for a missing file; [`Error::Json`] for a damaged config;
-    /// [`Error::Unsupported`] for an activation that is not implemented; [`Error::Width`] if
-    /// `in_features` is not `width`; [`Error::Checkpoint`] if the weights do not fit the config.
+    /// [`crate::FileError::NoFile`] for a missing file; [`crate::FileError::Json`] for a damaged
+    /// config; [`ConfigError::Unsupported`] for an activation that is not implemented;
+    /// [`ConfigError::Width`] if `in_features` is not `width`; [`crate::CheckpointError::Tensors`]
+    /// if the weights do not fit the config.
     pub(crate) fn from_files(
         files: &ModelFolder,
         width: usize,
@@ -112,7 +116,9 @@ impl Dense {
         let json = files.need_json(CONFIG, "the sizes of a Dense module")?;
         let (config, path): (DenseConfig, _) = (json.to()?, json.path().to_string());
         if config.in_features != width {
-            return Err(Error::Width { path, got: config.in_features, expected: width });
+            return Err(
+                ConfigError::Width { path, got: config.in_features, expected: width }.into()
+            );
         }
         let class = &config.activation_function;
         let activation = TorchActivation::from_class(class, &path, "activation_function")?;

@@ -6,14 +6,14 @@ use candle_core::{DType, Tensor};
 use ops::l2_normalize;
 
 use crate::{
-    EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch, Pooling, Prompt, Result,
-    TextTokenizer, Tokens, TruncationSide,
+    EncoderModel, InputError, LoadOptions, LoadReport, ModelFiles, Pooling, Prompt, RaggedBatch,
+    Result, TextTokenizer, Tokens, TruncationSide,
     load::{ModelFolder, Read},
     models::encoder_model::no_rows,
+    models::ragged_batch::TOKEN_BUDGET,
     pipelines::modules::{Chain, Module, transformer},
     pipelines::tokenized_texts::{Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches},
     pipelines::with_tokenizer::with_tokenizer,
-    text::packing::TOKEN_BUDGET,
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
     text::tokenizer_config,
@@ -88,7 +88,7 @@ crate::choices! {
     /// How to handle texts longer than the model's maximum length.
     ///
     /// - `Truncate`: [`TokenizedTexts::truncated`] lists the texts.
-    /// - `Refuse`: a long text is [`Error::LongText`].
+    /// - `Refuse`: a long text is [`InputError::LongText`].
     /// - `Windows`: the weight of a window in the average is its number of pooled tokens without
     ///   special tokens. The mean is normalised if the model normalises its vectors.
     pub enum LongTexts: "treatment of long texts", default Truncate {
@@ -119,11 +119,11 @@ impl Embedder {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
-    /// [`Error::NoFile`] if `modules.json` or the pooling's config is missing;
-    /// [`Error::Unsupported`] unless the modules are a transformer, a [`Pooling`], and then any of
-    /// `Dense` and `Normalize`, or if `config_sentence_transformers.json` names an unknown default
-    /// prompt or a `truncate_dim` of 0; [`Error::Width`] if the size of a `Dense` module does not
-    /// fit.
+    /// [`crate::FileError::NoFile`] if `modules.json` or the pooling's config is missing;
+    /// [`crate::ConfigError::Unsupported`] unless the modules are a transformer, a [`Pooling`], and
+    /// then any of `Dense` and `Normalize`, or if `config_sentence_transformers.json` names an
+    /// unknown default prompt or a `truncate_dim` of 0; [`crate::ConfigError::Width`] if the size
+    /// of a `Dense` module does not fit.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
     }
@@ -158,9 +158,9 @@ impl Embedder {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
-    /// [`Error::Unsupported`] for an unknown default prompt, for a `truncate_dim` of 0, and for a
-    /// chat template in a folder without `modules.json`, since sentence-transformers would format
-    /// the texts with it.
+    /// [`crate::ConfigError::Unsupported`] for an unknown default prompt, for a `truncate_dim` of
+    /// 0, and for a chat template in a folder without `modules.json`, since sentence-transformers
+    /// would format the texts with it.
     pub fn from_transformer(
         files: &ModelFiles,
         pooling: Pooling,
@@ -214,8 +214,9 @@ impl Embedder {
     /// Sets the maximum length of a text in tokens, special tokens included.
     ///
     /// # Errors
-    /// [`Error::MaxSeqLength`] if the model has fewer positions; [`Error::NoRoom`] if the length
-    /// leaves no room for text beside the special tokens.
+    /// [`crate::ConfigError::MaxSeqLength`] if the model has fewer positions;
+    /// [`crate::ConfigError::NoRoom`] if the length leaves no room for text beside the special
+    /// tokens.
     /// # Examples
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
@@ -264,11 +265,11 @@ impl Embedder {
     /// <https://arxiv.org/abs/2205.13147>).
     ///
     /// # Errors
-    /// [`Error::Dimension`] if `dimension` is 0 or exceeds the model's.
+    /// [`InputError::Dimension`] if `dimension` is 0 or exceeds the model's.
     pub fn with_dimension(self, dimension: usize) -> Result<Self> {
         match (1..=self.width).contains(&dimension) {
             true => Ok(Self { dimension, renormalizes: true, ..self }),
-            false => Err(Error::Dimension { got: dimension, max: self.width }),
+            false => Err(InputError::Dimension { got: dimension, max: self.width }.into()),
         }
     }
 
@@ -296,7 +297,7 @@ impl Embedder {
     /// `query` and `document` even if its files do not name them: they are empty.
     ///
     /// # Errors
-    /// [`Error::NoPrompt`] for a name that the model does not have.
+    /// [`InputError::NoPrompt`] for a name that the model does not have.
     pub fn prompt_text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
         self.prompts.text(prompt)
     }
@@ -362,8 +363,8 @@ impl Embedder {
     /// every batch, order and number of threads. Elsewhere candle's matrix products may sum in
     /// another order.
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text;
-    /// [`Error::NoTokens`] if a text has no tokens, not even special ones; the errors of
+    /// [`crate::FileError::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`InputError::NoTokens`] if a text has no tokens, not even special ones; the errors of
     /// [`Self::embed_tokenized`].
     #[doc(alias = "encode")]
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Tensor> {
@@ -373,9 +374,9 @@ impl Embedder {
     /// [`Self::embed`] with options. Also lists the truncated texts.
     ///
     /// # Errors
-    /// The errors of [`Self::embed`]; [`Error::NoPrompt`] for a prompt that the model does not
-    /// have; [`Error::LongText`] for a text that is too long, with [`LongTexts::Refuse`];
-    /// [`Error::LongPrompt`] for a prompt that leaves no room for the text.
+    /// The errors of [`Self::embed`]; [`InputError::NoPrompt`] for a prompt that the model does not
+    /// have; [`InputError::LongText`] for a text that is too long, with [`LongTexts::Refuse`];
+    /// [`InputError::LongPrompt`] for a prompt that leaves no room for the text.
     /// # Examples
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions, LongTexts};
@@ -425,7 +426,7 @@ impl Embedder {
         let is_first_window_without_text =
             options.long_texts == LongTexts::Windows && got > 0 && got + 1 >= max;
         if is_first_window_without_text && !self.pooling.includes_prompt() {
-            return Err(Error::LongPrompt { got, max });
+            return Err(InputError::LongPrompt { got, max }.into());
         }
         Ok(tokenized)
     }
@@ -434,8 +435,8 @@ impl Embedder {
     /// [`Self::embed_sequences`].
     ///
     /// # Errors
-    /// [`Error::EmptySequence`] for no ids; [`Error::Id`] for an id outside the vocabulary;
-    /// [`Error::TooLong`] for more ids than the model's maximum length.
+    /// [`InputError::EmptySequence`] for no ids; [`InputError::Id`] for an id outside the
+    /// vocabulary; [`InputError::TooLong`] for more ids than the model's maximum length.
     /// # Examples
     /// ```
     /// use encoder::{Embedder, LoadOptions};
@@ -451,14 +452,14 @@ impl Embedder {
     pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
         let (size, max) = (self.model.config().vocab_size, self.tokenizer.max_seq_length());
         if input_ids.is_empty() {
-            return Err(Error::EmptySequence { index: 0 });
+            return Err(InputError::EmptySequence { index: 0 }.into());
         }
         if let Some(&id) = input_ids.iter().find(|&&id| id as usize >= size) {
             let (name, field, got) = ("input_ids", "vocab_size", i64::from(id));
-            return Err(Error::Id { name, got, size, field });
+            return Err(InputError::Id { name, got, size, field }.into());
         }
         if input_ids.len() > max {
-            return Err(Error::TooLong { got: input_ids.len(), max });
+            return Err(InputError::TooLong { got: input_ids.len(), max }.into());
         }
         Ok(Tokens { token_type_ids: vec![0; input_ids.len()], input_ids, truncated: 0 })
     }
@@ -471,7 +472,7 @@ impl Embedder {
     /// # Shapes
     /// returns `(B, E)`, f32; `(0, E)` for no texts
     /// # Errors
-    /// [`Error::OnlyPrompt`] for a text without tokens beyond the prompt, if the prompt is not
+    /// [`InputError::OnlyPrompt`] for a text without tokens beyond the prompt, if the prompt is not
     /// pooled; [`Error::Candle`] if the computation fails, such as for lack of memory on a GPU; the
     /// errors of `run`; [`Error::Stopped`] if `run` succeeds without a call of the batch.
     /// # Examples
@@ -557,11 +558,11 @@ impl Embedder {
     /// # Shapes
     /// returns `(B, E)`, f32
     /// # Errors
-    /// The errors of [`Self::embed_tokenized`]; [`Error::EmptySequence`] for a sequence without
-    /// tokens; [`Error::Id`] for an id outside the vocabulary; [`Error::TooLong`] for a sequence
-    /// longer than [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens), which can
-    /// exceed the maximum length that texts are truncated to; [`Error::Attention`] if the numbers
-    /// of ids and types differ.
+    /// The errors of [`Self::embed_tokenized`]; [`InputError::EmptySequence`] for a sequence
+    /// without tokens; [`InputError::Id`] for an id outside the vocabulary; [`InputError::TooLong`]
+    /// for a sequence longer than [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens),
+    /// which can exceed the maximum length that texts are truncated to; [`Error::Attention`] if the
+    /// numbers of ids and types differ.
     /// # Examples
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
@@ -576,7 +577,7 @@ impl Embedder {
     /// ```
     pub fn embed_sequences(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
         if let Some(index) = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty()) {
-            return Err(Error::EmptySequence { index });
+            return Err(InputError::EmptySequence { index }.into());
         }
         self.embed_within(sequences, &mut |batch| batch())
     }
@@ -599,8 +600,8 @@ impl Embedder {
     /// [`Self::embed_sequences`] for one batch.
     fn embed_batch(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
         let (tokens, prompts): (Vec<&Tokens>, Vec<usize>) = sequences.iter().copied().unzip();
-        let batch = PackedBatch::of(tokens)?;
-        let hidden = self.model.forward_packed(&batch)?; // (N, E)
+        let batch = RaggedBatch::from_tokens(tokens)?;
+        let hidden = self.model.forward_ragged(&batch)?; // (N, E)
         let mut x = self.pooling.forward(&hidden, batch.offsets(), Some(&prompts))?; // (B, E)
         for module in &self.modules {
             x = module.forward(&x)?;

@@ -8,9 +8,9 @@ use ops::Weights;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
+    BertConfig, BertDecoder, ConfigError, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
     EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
-    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
+    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Labels,
     ModelConfig, ModelFiles, Result,
     load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, WeightFiles, refuse_adapter},
     models::labels::ReadLabels,
@@ -82,8 +82,9 @@ impl ArchitectureKeys {
 /// classes of the pipeline, for example `*ForTokenClassification`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the key `architectures` names another classifier; [`Error::NoFile`],
-/// [`Error::Io`] or [`Error::Json`] if the config cannot be read or parsed.
+/// [`ConfigError::Unsupported`] if the key `architectures` names another classifier;
+/// [`crate::FileError::NoFile`], [`crate::FileError::Io`] or [`crate::FileError::Json`] if the
+/// config cannot be read or parsed.
 pub(crate) fn check_classifier(files: &ModelFolder, pattern: &'static str) -> Result<()> {
     let json = files.config()?;
     let keys: ArchitectureKeys = json.to()?;
@@ -91,7 +92,7 @@ pub(crate) fn check_classifier(files: &ModelFolder, pattern: &'static str) -> Re
         return Ok(());
     }
     let (path, got) = (json.path().into(), keys.architectures.unwrap_or_default().join(", "));
-    Err(Error::Unsupported { path, key: "architectures", expected: pattern, got })
+    Err(ConfigError::Unsupported { path, key: "architectures", expected: pattern, got }.into())
 }
 
 /// For each head: the name of a tensor that checkpoints with this head contain, in the naming

@@ -12,8 +12,8 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    EncoderForMaskedLm, EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, PackedBatch,
-    Result, TextTokenizer, Tokens, error::beginning, load::ModelFolder,
+    EncoderForMaskedLm, EncoderModel, Error, InputError, LoadOptions, LoadReport, ModelFiles,
+    RaggedBatch, Result, TextTokenizer, Tokens, error::beginning, load::ModelFolder,
     text::sentence_config::Loader,
 };
 
@@ -84,7 +84,7 @@ impl MaskFiller {
     ///
     /// # Errors
     /// The errors of [`EncoderForMaskedLm::from_dir`] and [`TextTokenizer::from_files`];
-    /// [`Error::Tokenizer`] if the vocabulary has no mask token.
+    /// [`crate::FileError::Tokenizer`] if the vocabulary has no mask token.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
     }
@@ -105,9 +105,9 @@ impl MaskFiller {
     /// probability. The text is truncated to the model's maximum length.
     ///
     /// # Errors
-    /// The errors of [`TextTokenizer::encode`]; [`Error::NoMask`] for a text without a mask
-    /// token; [`Error::MaskTruncated`] if truncation removes a mask token; the errors of
-    /// [`EncoderModel::forward_packed`]; [`Error::NonFiniteOutput`] for scores that are NaN or
+    /// The errors of [`TextTokenizer::encode`]; [`InputError::NoMask`] for a text without a mask
+    /// token; [`InputError::MaskTruncated`] if truncation removes a mask token; the errors of
+    /// [`EncoderModel::forward_ragged`]; [`Error::NonFiniteOutput`] for scores that are NaN or
     /// infinite.
     pub fn fill(&self, text: &str, top: usize) -> Result<Vec<Vec<Candidate>>> {
         Ok(self.run(&[text], &MaskFillerParams { top })?.swap_remove(0).masks)
@@ -175,11 +175,11 @@ impl Pipeline for MaskFiller {
         };
         let removed = all - masks(&tokens.input_ids);
         if all == 0 {
-            return Err(Error::NoMask { text: beginning(text) });
+            return Err(InputError::NoMask { text: beginning(text) }.into());
         }
         if removed > 0 {
             let (text, max) = (beginning(text), self.tokenizer.max_seq_length());
-            return Err(Error::MaskTruncated { text, masks: removed, max });
+            return Err(InputError::MaskTruncated { text, masks: removed, max }.into());
         }
         Ok(TokenizedText { sequences: vec![tokens], context: () })
     }
@@ -200,8 +200,8 @@ impl Pipeline for MaskFiller {
         if masks.is_empty() {
             return Ok(vec![vec![]; sequences.len()]);
         }
-        let batch = PackedBatch::of(sequences.iter().copied())?;
-        let hidden = self.model.encoder().forward_packed(&batch)?; // (N, E)
+        let batch = RaggedBatch::from_tokens(sequences.iter().copied())?;
+        let hidden = self.model.encoder().forward_ragged(&batch)?; // (N, E)
         let mut candidates = Vec::with_capacity(masks.len());
         for masks in masks.chunks(MASKS_PER_PART) {
             let masks = Tensor::new(masks, hidden.device())?;

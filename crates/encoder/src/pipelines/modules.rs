@@ -10,7 +10,7 @@ use ops::l2_normalize;
 use serde::Deserialize;
 
 use crate::{
-    Error, Pooling, Result,
+    ConfigError, Error, Pooling, Result,
     load::{ModelFolder, Read},
     pipelines::dense::Dense,
 };
@@ -76,13 +76,19 @@ impl Default for InputOutput {
 /// The entries of `modules.json`; `None` if there is no such file.
 ///
 /// # Errors
-/// [`Error::Io`] or [`Error::Json`] if the file cannot be read or parsed; [`Error::Unsupported`]
-/// for a module outside the folder, or for two modules of the same name, of which
-/// sentence-transformers runs one.
+/// [`crate::FileError::Io`] or [`crate::FileError::Json`] if the file cannot be read or parsed;
+/// [`ConfigError::Unsupported`] for a module outside the folder, or for two modules of the same
+/// name, of which sentence-transformers runs one.
 fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
     let Some(mut entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
     let refuse = |key, expected, got: &str| {
-        Err(Error::Unsupported { path: files.path(FILE), key, expected, got: got.to_string() })
+        Err(ConfigError::Unsupported {
+            path: files.path(FILE),
+            key,
+            expected,
+            got: got.to_string(),
+        }
+        .into())
     };
     let mut names = BTreeSet::new();
     for entry in &mut entries {
@@ -105,16 +111,17 @@ fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
 /// The files of the transformer `entry`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the transformer is in a subfolder and a weights file was chosen:
+/// [`ConfigError::Unsupported`] if the transformer is in a subfolder and a weights file was chosen:
 /// the file would not be read.
 fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> {
     if files.weights().is_some() && !entry.path.is_empty() {
-        return Err(Error::Unsupported {
+        return Err(ConfigError::Unsupported {
             path: files.path(FILE),
             key: "the Transformer's path",
             expected: "an empty path, because a weights file was chosen",
             got: entry.path.clone(),
-        });
+        }
+        .into());
     }
     Ok(files.folder(&entry.path))
 }
@@ -122,7 +129,12 @@ fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> 
 /// The error for a list of modules that is not implemented.
 fn unsupported(files: &ModelFolder, entries: &[Entry], expected: &'static str) -> Error {
     let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
-    Error::Unsupported { path: files.path(FILE), key: "modules", expected, got: classes.join(", ") }
+    Error::Config(ConfigError::Unsupported {
+        path: files.path(FILE),
+        key: "modules",
+        expected,
+        got: classes.join(", "),
+    })
 }
 
 /// Whether a transformer is the only module.
@@ -155,7 +167,7 @@ pub(crate) fn is_transformer_alone(files: &ModelFolder) -> Result<bool> {
 /// Checks that a cross-encoder has no modules after the transformer.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if it has other modules; the errors of [`entries`].
+/// [`ConfigError::Unsupported`] if it has other modules; the errors of [`entries`].
 pub(crate) fn check_cross_encoder(files: &ModelFolder) -> Result<()> {
     match entries(files)? {
         Some(entries) if !is_alone(&entries) => {
@@ -178,8 +190,8 @@ impl Chain {
     /// Reads `modules.json` and the pooling's config.
     ///
     /// # Errors
-    /// [`Error::NoFile`] for a missing file; [`Error::Unsupported`] for modules that are not
-    /// implemented; the errors of [`entries`] and [`Pooling::from_json`].
+    /// [`crate::FileError::NoFile`] for a missing file; [`ConfigError::Unsupported`] for modules
+    /// that are not implemented; the errors of [`entries`] and [`Pooling::from_json`].
     pub(crate) fn from_files(files: &ModelFolder) -> Result<Self> {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
                         use a model without this file, specify a pooling (--pooling of the \
@@ -218,8 +230,8 @@ impl Chain {
     /// returns the length of the last module's vectors.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a module with another input or output than `sentence_embedding`;
-    /// the errors of [`Dense::from_files`].
+    /// [`ConfigError::Unsupported`] for a module with another input or output than
+    /// `sentence_embedding`; the errors of [`Dense::from_files`].
     pub(crate) fn modules(
         &self,
         width: usize,
@@ -239,7 +251,9 @@ impl Chain {
             ] {
                 if let Some(got) = name.filter(|name| name != SENTENCE) {
                     let path = files.path("config.json");
-                    return Err(Error::Unsupported { path, key, expected: SENTENCE, got });
+                    return Err(
+                        ConfigError::Unsupported { path, key, expected: SENTENCE, got }.into()
+                    );
                 }
             }
             modules.push(match entry.class() {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    Choice, Error, Result,
+    Choice, ConfigError, Error, InputError, Result,
     load::{Json, parse_value},
     models::encoder_model::no_rows,
 };
@@ -44,7 +44,7 @@ crate::choices! {
 /// use candle_core::{Device::Cpu, Tensor};
 /// use encoder::{Pooling, PoolingMode};
 ///
-/// // Two packed sequences, of two tokens and of one.
+/// // Two ragged sequences, of two tokens and of one.
 /// let hidden = Tensor::new(&[[1f32, 8.], [3., 4.], [5., 6.]], &Cpu)?;
 /// let pool = |pooling: Pooling| pooling.forward(&hidden, &[0, 2, 3], None)?.to_vec2::<f32>();
 /// assert_eq!(pool(PoolingMode::Mean.into())?, [[2., 6.], [5., 6.]]);
@@ -79,11 +79,11 @@ impl Pooling {
     /// A pooling that concatenates the vectors of the modes.
     ///
     /// # Errors
-    /// [`Error::Value`] if there is no mode.
+    /// [`ConfigError::Value`] if there is no mode.
     pub fn new(modes: &[PoolingMode]) -> Result<Self> {
         if modes.is_empty() {
             let (field, expected) = ("number of pooling modes", "at least 1");
-            return Err(Error::Value { field, expected, got: 0.0 });
+            return Err(ConfigError::Value { field, expected, got: 0.0 }.into());
         }
         Ok(Self { modes: modes.to_vec(), include_prompt: true })
     }
@@ -102,8 +102,9 @@ impl Pooling {
     /// absent and no key `pooling_mode_*` is true, the mode is [`PoolingMode::Mean`].
     ///
     /// # Errors
-    /// [`Error::Json`] if the file cannot be parsed; [`Error::Unsupported`] for a file without the
-    /// keys of a pooling, for an empty list of modes, or a mode that [`PoolingMode`] lacks.
+    /// [`crate::FileError::Json`] if the file cannot be parsed; [`ConfigError::Unsupported`] for a
+    /// file without the keys of a pooling, for an empty list of modes, or a mode that
+    /// [`PoolingMode`] lacks.
     pub fn from_json(json: &[u8], path: &str) -> Result<Self> {
         Self::read(&Json::new(json.to_vec(), path))
     }
@@ -111,11 +112,13 @@ impl Pooling {
     /// [`Self::from_json`] for a parsed file.
     pub(crate) fn read(json: &Json) -> Result<Self> {
         let (keys, path): (Map<String, Value>, _) = (json.to()?, json.path());
-        let unsupported = |expected, got: String| Error::Unsupported {
-            path: path.to_string(),
-            key: "pooling_mode",
-            expected,
-            got,
+        let unsupported = |expected, got: String| {
+            Error::Config(ConfigError::Unsupported {
+                path: path.to_string(),
+                key: "pooling_mode",
+                expected,
+                got,
+            })
         };
         let is_of_pooling = |key: &String| {
             key.starts_with("pooling_mode")
@@ -144,16 +147,16 @@ impl Pooling {
         self.modes.len() * hidden_size
     }
 
-    /// Pools packed sequences. `prompts` holds the number of prompt tokens at the beginning of each
+    /// Pools ragged sequences. `prompts` holds the number of prompt tokens at the beginning of each
     /// sequence.
     ///
     /// # Shapes
-    /// `hidden`: `(N, E)`, B packed sequences, none empty; `offsets`: the index of each sequence's
+    /// `hidden`: `(N, E)`, B ragged sequences, none empty; `offsets`: the index of each sequence's
     /// first token, then N; returns `(B, modes·E)`, f32
     /// # Errors
     /// [`mha::Error::Offset`] if the offsets do not increase from 0 to N; [`mha::Error::Shape`] if
-    /// there is no offset, or if `prompts` has another length than B; [`Error::OnlyPrompt`] for a
-    /// sequence without tokens after the prompt, if the prompt is excluded.
+    /// there is no offset, or if `prompts` has another length than B; [`InputError::OnlyPrompt`]
+    /// for a sequence without tokens after the prompt, if the prompt is excluded.
     pub fn forward(
         &self,
         hidden: &Tensor,
@@ -178,7 +181,7 @@ impl Pooling {
             let (tokens, prompt) = (w[1] - w[0], prompt(i));
             match prompt < tokens {
                 true => Ok((w[0] + prompt..w[1], prompt)),
-                false => Err(Error::OnlyPrompt { tokens }),
+                false => Err(InputError::OnlyPrompt { tokens }.into()),
             }
         });
         let sequences = sequences.collect::<Result<Vec<_>>>()?;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     CharacterPositions, EncoderForQuestionAnswering, EncoderModel, Error, LoadOptions, LoadReport,
-    ModelFiles, PackedBatch, Result, TextTokenizer, TextWindows, Tokens,
+    ModelFiles, RaggedBatch, Result, TextTokenizer, TextWindows, Tokens,
     load::ModelFolder,
     text::{
         sentence_config::Loader,
@@ -89,7 +89,8 @@ impl QuestionAnswerer {
     ///
     /// # Errors
     /// The errors of [`EncoderForQuestionAnswering::from_dir`] and [`TextTokenizer::from_files`];
-    /// [`Error::Unsupported`] if `architectures` in the config names another classifier.
+    /// [`crate::ConfigError::Unsupported`] if `architectures` in the config names another
+    /// classifier.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
     }
@@ -109,15 +110,15 @@ impl QuestionAnswerer {
     }
 
     /// The `top` most likely answers to a question in a text. An answer has at most 15 tokens, and
-    /// is then extended to whole words. A long text is split into overlapping windows of at most 384
-    /// tokens, each with the question: the longer the question, the more windows the text has.
+    /// is then extended to whole words. A long text is split into overlapping windows of at most
+    /// 384 tokens, each with the question: the longer the question, the more windows the text has.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the question or the text;
-    /// [`Error::NoRoom`] if the special tokens leave no room for the text; [`Error::LongQuestion`]
-    /// for a question that leaves no room for the text; the errors of
-    /// [`EncoderModel::forward_packed`]; [`Error::NonFiniteOutput`] for scores that are NaN or
-    /// infinite.
+    /// [`crate::FileError::Tokenizer`] if the vocabulary has no token for a part of the question or
+    /// the text; [`crate::ConfigError::NoRoom`] if the special tokens leave no room for the text;
+    /// [`crate::InputError::LongQuestion`] for a question that leaves no room for the text; the
+    /// errors of [`EncoderModel::forward_ragged`]; [`Error::NonFiniteOutput`] for scores that are
+    /// NaN or infinite.
     pub fn answer(&self, question: &str, text: &str, top: usize) -> Result<Answers> {
         let params = QuestionAnswererParams { question: question.to_string(), top };
         Ok(self.run(&[text], &params)?.swap_remove(0))
@@ -175,8 +176,8 @@ impl Pipeline for QuestionAnswerer {
     }
 
     fn compute(&self, sequences: &[&Tokens], _: &QuestionAnswererParams) -> Result<Vec<Vec<f32>>> {
-        let batch = PackedBatch::of(sequences.iter().copied())?;
-        let scores = self.model.forward_packed(&batch)?;
+        let batch = RaggedBatch::from_tokens(sequences.iter().copied())?;
+        let scores = self.model.forward_ragged(&batch)?;
         let start = scores.start.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let end = scores.end.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let of = |at: &[usize]| [&start[at[0]..at[1]], &end[at[0]..at[1]]].concat();

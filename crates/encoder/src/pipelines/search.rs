@@ -5,7 +5,7 @@ use std::{cmp::Ordering, collections::BinaryHeap};
 use ops::CosineKernel;
 use rayon::prelude::*;
 
-use crate::{Error, Result};
+use crate::{InputError, Result};
 
 /// Number of rows per parallel task.
 const ROWS: usize = 512;
@@ -79,20 +79,25 @@ impl Search {
     /// # Shapes
     /// `queries`: Q vectors of length E
     /// # Errors
-    /// [`Error::QueryWidth`] if the queries differ in length; [`Error::EmptyQuery`] for a query
-    /// without values; [`Error::QueryValue`] for a query with NaN or ∞; [`ops::Error::Isa`] if
-    /// `MHA_ISA` names instructions that this machine lacks.
+    /// [`InputError::QueryWidth`] if the queries differ in length; [`InputError::EmptyQuery`] for a
+    /// query without values; [`InputError::QueryValue`] for a query with NaN or ∞;
+    /// [`ops::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new(queries: &[Vec<f32>], top: usize) -> Result<Self> {
         if let Some(query) = queries.iter().position(Vec::is_empty) {
-            return Err(Error::EmptyQuery { query });
+            return Err(InputError::EmptyQuery { query }.into());
         }
         let width = queries.first().map_or(1, Vec::len);
         if let Some(query) = queries.iter().position(|query| query.len() != width) {
-            return Err(Error::QueryWidth { query, expected: width, got: queries[query].len() });
+            return Err(InputError::QueryWidth {
+                query,
+                expected: width,
+                got: queries[query].len(),
+            }
+            .into());
         }
         for (query, values) in queries.iter().enumerate() {
             if let Some(&value) = values.iter().find(|value| !value.is_finite()) {
-                return Err(Error::QueryValue { query, value });
+                return Err(InputError::QueryValue { query, value }.into());
             }
         }
         let queries = queries.concat();
@@ -115,12 +120,12 @@ impl Search {
     /// # Shapes
     /// `rows`: `(N, E)`
     /// # Errors
-    /// [`Error::VectorWidth`] if the length of `rows` is not a multiple of E; [`Error::NotFinite`]
-    /// for a row with NaN or ∞.
+    /// [`InputError::VectorWidth`] if the length of `rows` is not a multiple of E;
+    /// [`InputError::NotFinite`] for a row with NaN or ∞.
     pub fn scan(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
         if !rows.len().is_multiple_of(self.width) {
             let got = rows.len() % self.width;
-            return Err(Error::VectorWidth { expected: self.width, got });
+            return Err(InputError::VectorWidth { expected: self.width, got }.into());
         }
         let parts = rows.par_chunks(ROWS * self.width).enumerate();
         let found: Vec<Result<Nearest>> =
@@ -144,7 +149,7 @@ impl Search {
         for (row, scores) in (first..).zip(scores.chunks(found.heaps.len().max(1))) {
             for (query, &score) in scores.iter().enumerate() {
                 if score.is_nan() {
-                    return Err(Error::NotFinite { row });
+                    return Err(InputError::NotFinite { row }.into());
                 }
                 // Rounding can give a cosine just above 1.
                 let score = score.clamp(-1.0, 1.0);

@@ -6,9 +6,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::{
-    Choice, EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, Result, TextTokenizer,
-    Tokens, phrase,
-    text::packing::{TOKEN_BUDGET, within_budget},
+    Choice, EncoderModel, Error, InputError, LoadOptions, LoadReport, ModelFiles, Result,
+    TextTokenizer, Tokens,
+    models::ragged_batch::{TOKEN_BUDGET, within_budget},
+    phrase,
 };
 
 /// A task: from texts to one result per text.
@@ -90,8 +91,8 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     /// several calls for which [`Self::batch_key`] is equal.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::forward_packed`]; [`Error::NonFiniteOutput`] for values that are
-    /// NaN or infinite.
+    /// The errors of [`EncoderModel::forward_ragged`]; [`Error::NonFiniteOutput`] for values that
+    /// are NaN or infinite.
     fn compute(&self, sequences: &[&Tokens], params: &Self::Params) -> Result<Vec<Self::Values>>;
 
     /// A number for the parameters that change the values of [`Self::compute`].
@@ -242,9 +243,9 @@ pub trait Params: DeserializeOwned + Send + Sync + 'static {
     /// The parameters from their values by name; those that are absent have their defaults.
     ///
     /// # Errors
-    /// [`Error::UnknownChoice`] for a name that is not one of a choice; [`Error::Parameter`] for a
-    /// parameter without a value and a default, with a value of the wrong type, or that the task does
-    /// not have.
+    /// [`InputError::UnknownChoice`] for a name that is not one of a choice;
+    /// [`InputError::Parameter`] for a parameter without a value and a default, with a value of the
+    /// wrong type, or that the task does not have.
     fn from_values(mut values: Map<String, Value>) -> Result<Self> {
         for parameter in Self::PARAMETERS {
             let name = parameter.name;
@@ -257,11 +258,12 @@ pub trait Params: DeserializeOwned + Send + Sync + 'static {
                 let expected: Vec<_> = known().into_iter().map(|(name, _)| name).collect();
                 if !expected.contains(&got.as_str()) {
                     let got = got.clone();
-                    return Err(Error::UnknownChoice { setting: name, got, expected });
+                    return Err(InputError::UnknownChoice { setting: name, got, expected }.into());
                 }
             }
         }
-        serde_json::from_value(Value::Object(values)).map_err(Error::Parameter)
+        serde_json::from_value(Value::Object(values))
+            .map_err(|error| Error::Input(InputError::Parameter(error)))
     }
 }
 

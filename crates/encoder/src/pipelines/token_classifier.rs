@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     CharacterPositions, EncoderForTokenClassification, EncoderModel, Error, Labels, LoadOptions,
-    LoadReport, ModelFiles, PackedBatch, Result, TextTokenizer, TextWindows, Tokens,
+    LoadReport, ModelFiles, RaggedBatch, Result, TextTokenizer, TextWindows, Tokens,
     load::ModelFolder,
     text::{sentence_config::Loader, windows::WINDOW_TOKEN_BYTES},
 };
@@ -66,8 +66,8 @@ pub struct Tagged {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Entity {
-    /// The model's label. With every aggregation except `none`, the part up to the first `-`, such as
-    /// `B-` or `I-`, is removed, as in transformers.
+    /// The model's label. With every aggregation except `none`, the part up to the first `-`, such
+    /// as `B-` or `I-`, is removed, as in transformers.
     pub label: String,
     /// The part of the text. Its score is the probability of the label: the mean over the joined
     /// tokens or words.
@@ -115,7 +115,8 @@ impl TokenClassifier {
     ///
     /// # Errors
     /// The errors of [`EncoderForTokenClassification::from_dir`] and [`TextTokenizer::from_files`];
-    /// [`Error::Unsupported`] if `architectures` in the config names another classifier.
+    /// [`crate::ConfigError::Unsupported`] if `architectures` in the config names another
+    /// classifier.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
     }
@@ -144,9 +145,9 @@ impl TokenClassifier {
     /// token is classified in the window where it has the most context on both sides.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text; the errors of
-    /// [`EncoderModel::forward_packed`]; [`Error::NonFiniteOutput`] for scores that are NaN or
-    /// infinite.
+    /// [`crate::FileError::Tokenizer`] if the vocabulary has no token for a part of the text; the
+    /// errors of [`EncoderModel::forward_ragged`]; [`Error::NonFiniteOutput`] for scores that are
+    /// NaN or infinite.
     pub fn classify(&self, text: &str, aggregation: Aggregation) -> Result<Vec<Entity>> {
         let tagged = self.run(&[text], &TokenClassifierParams { aggregation })?.swap_remove(0);
         Ok(tagged.entities)
@@ -203,11 +204,11 @@ impl Pipeline for TokenClassifier {
     }
 
     fn compute(&self, sequences: &[&Tokens], _: &TokenClassifierParams) -> Result<Vec<Vec<f32>>> {
-        let batch = PackedBatch::of(sequences.iter().copied())?;
+        let batch = RaggedBatch::from_tokens(sequences.iter().copied())?;
         if batch.tokens() == 0 {
             return Ok(vec![vec![]; sequences.len()]);
         }
-        let logits = self.model.forward_packed(&batch)?.to_dtype(DType::F32)?; // (N, labels)
+        let logits = self.model.forward_ragged(&batch)?.to_dtype(DType::F32)?; // (N, labels)
         let labels = logits.dim(1)?;
         let all = softmax(&logits, D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
         let of = |at: &[usize]| all[at[0] * labels..at[1] * labels].to_vec();

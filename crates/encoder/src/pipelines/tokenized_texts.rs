@@ -6,9 +6,8 @@ use std::{
 };
 
 use crate::{
-    EmbedOptions, Error, LongTexts, Result, TextTokenizer, Tokens,
-    error::beginning,
-    text::{packing::within_budget, prompts::Prompts},
+    EmbedOptions, Error, InputError, LongTexts, Result, TextTokenizer, Tokens, error::beginning,
+    models::ragged_batch::within_budget, text::prompts::Prompts,
 };
 
 /// Number of texts that are tokenized and computed together, where texts are a stream or a long
@@ -31,10 +30,10 @@ impl TokenizedTexts {
     /// Tokenizes each text, with a prompt before it.
     ///
     /// # Errors
-    /// [`Error::NoPrompt`] for a prompt that the model does not have; [`Error::Tokenizer`] if the
-    /// vocabulary has no token for a part of a text; [`Error::NoTokens`] if a text has no tokens,
-    /// not even special ones; [`Error::LongText`] for a text that is too long, with
-    /// [`LongTexts::Refuse`].
+    /// [`InputError::NoPrompt`] for a prompt that the model does not have;
+    /// [`crate::FileError::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`InputError::NoTokens`] if a text has no tokens, not even special ones;
+    /// [`InputError::LongText`] for a text that is too long, with [`LongTexts::Refuse`].
     pub(crate) fn new<S: AsRef<str>>(
         tokenizer: &TextTokenizer,
         prompts: &Prompts,
@@ -51,12 +50,14 @@ impl TokenizedTexts {
         };
         let beginning_of = |i: usize| beginning(texts[i].as_ref());
         if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
-            return Err(Error::NoTokens { text: beginning_of(empty) });
+            return Err(InputError::NoTokens { text: beginning_of(empty) }.into());
         }
         let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
         if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
             let (index, text, got) = (long.text, beginning_of(long.text), long.tokens);
-            return Err(Error::LongText { index, text, got, max: tokenizer.max_seq_length() });
+            return Err(
+                InputError::LongText { index, text, got, max: tokenizer.max_seq_length() }.into()
+            );
         }
         Ok(Self { windows, prompt, truncated })
     }
@@ -169,7 +170,7 @@ pub(crate) fn in_batches<T: Send>(
 ) -> Result<(Vec<T>, Vec<u32>)> {
     let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
     // Sequences are sorted by length although nothing is padded. Batches, and their parts in
-    // `forward_packed`, end between sequences: neighbours of equal length fill them evenly, and
+    // `forward_ragged`, end between sequences: neighbours of equal length fill them evenly, and
     // give the threads attention tasks of equal size.
     let order = by_length(&lengths);
     let mut results = vec![];

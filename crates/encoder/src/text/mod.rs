@@ -1,11 +1,10 @@
-//! Texts to packed token ids: the tokenizer and its settings, prompts, packing.
+//! Texts to token ids: the tokenizer and its settings, prompts.
 
 use std::ops::Range;
 
 mod byte_bpe;
 mod chunks;
 mod hash_order;
-pub(crate) mod packing;
 pub(crate) mod prompts;
 pub(crate) mod sentence_config;
 mod sentence_piece;
@@ -17,7 +16,6 @@ mod unigram;
 pub(crate) mod windows;
 mod word_piece;
 
-pub use packing::PackedBatch;
 pub use prompts::Prompt;
 pub use tokenizer::{Piece, TextTokenizer, Tokens, TruncationSide};
 pub(crate) use tokenizer_config::REGISTERED_CLASS;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::{Error, Result, load::ModelFolder, text::sentence_config::Loader};
+use crate::{ConfigError, InputError, Result, load::ModelFolder, text::sentence_config::Loader};
 
 pub(crate) const FILE: &str = "config_sentence_transformers.json";
 
@@ -17,7 +17,7 @@ pub enum Prompt<'a> {
     /// No prompt.
     None,
     /// The model's prompt named `query`. Without this prompt, a sentence embedding model uses no
-    /// prompt; for a cross-encoder, the result is [`Error::NoPrompt`].
+    /// prompt; for a cross-encoder, the result is [`InputError::NoPrompt`].
     Query,
     /// The model's prompt named `document`. If the model lacks it, the same applies as for
     /// [`Self::Query`].
@@ -53,8 +53,8 @@ pub(crate) struct Prompts {
 /// The Python class that loads the folder.
 ///
 /// # Errors
-/// [`Error::Io`] or [`Error::Json`] if `config_sentence_transformers.json` cannot be read or
-/// parsed.
+/// [`crate::FileError::Io`] or [`crate::FileError::Json`] if `config_sentence_transformers.json`
+/// cannot be read or parsed.
 pub(crate) fn loader(files: &ModelFolder) -> Result<Loader> {
     if !files.has("modules.json")? {
         return Ok(Loader::Transformers);
@@ -76,19 +76,19 @@ impl Prompts {
     /// Reads the file of a sentence embedding model.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
-    /// for another `model_type`, if `truncate_dim` is 0, or if the model does not have its default
-    /// prompt.
+    /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
+    /// [`ConfigError::Unsupported`] for another `model_type`, if `truncate_dim` is 0, or if the
+    /// model does not have its default prompt.
     pub(crate) fn of_embedder(files: &ModelFolder) -> Result<Self> {
         const TYPE: &str = "SentenceTransformer";
         let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
         if let Some(got) = found.model_type.take().filter(|model_type| model_type != TYPE) {
             let (path, key) = (files.path(FILE), "model_type");
-            return Err(Error::Unsupported { path, key, expected: TYPE, got });
+            return Err(ConfigError::Unsupported { path, key, expected: TYPE, got }.into());
         }
         if found.truncate_dim == Some(0) {
             let (path, key, got) = (files.path(FILE), "truncate_dim", "0".to_string());
-            return Err(Error::Unsupported { path, key, expected: "at least 1", got });
+            return Err(ConfigError::Unsupported { path, key, expected: "at least 1", got }.into());
         }
         found.is_embedder = true;
         found.checked(files)
@@ -97,8 +97,8 @@ impl Prompts {
     /// Reads the file of a cross-encoder.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
-    /// if the model does not have its default prompt.
+    /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
+    /// [`ConfigError::Unsupported`] if the model does not have its default prompt.
     pub(crate) fn of_cross_encoder(files: &ModelFolder) -> Result<Self> {
         files.json::<Self>(FILE)?.unwrap_or_default().checked(files)
     }
@@ -106,12 +106,13 @@ impl Prompts {
     /// Checks that the model has its default prompt.
     fn checked(self, files: &ModelFolder) -> Result<Self> {
         match self.default_prompt_name.as_deref().filter(|name| self.named(name).is_err()) {
-            Some(name) => Err(Error::Unsupported {
+            Some(name) => Err(ConfigError::Unsupported {
                 path: files.path(FILE),
                 key: "default_prompt_name",
                 expected: "a name in the key prompts",
                 got: format!("{name:?} (prompts: {:?})", self.names().collect::<Vec<_>>()),
-            }),
+            }
+            .into()),
             None => Ok(self),
         }
     }
@@ -134,7 +135,7 @@ impl Prompts {
     /// The text of a prompt.
     ///
     /// # Errors
-    /// [`Error::NoPrompt`] for a name that the model does not have.
+    /// [`InputError::NoPrompt`] for a name that the model does not have.
     pub(crate) fn text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
         match (prompt, &self.default_prompt_name) {
             (Prompt::Text(text), _) => Ok(text),
@@ -150,10 +151,11 @@ impl Prompts {
         match self.prompts.get(name) {
             Some(text) => Ok(text.as_deref().unwrap_or_default()),
             None if self.is_embedder && PREDEFINED_PROMPTS.contains(&name) => Ok(""),
-            None => Err(Error::NoPrompt {
+            None => Err(InputError::NoPrompt {
                 got: name.to_string(),
                 known: self.names().map(String::from).collect(),
-            }),
+            }
+            .into()),
         }
     }
 }

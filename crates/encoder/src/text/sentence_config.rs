@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result,
+    ConfigError, Result,
     load::{ModelFolder, parse_value},
 };
 
@@ -107,8 +107,8 @@ impl SentenceConfig {
     /// [`Loader::Transformers`].
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
-    /// for a setting that is not implemented.
+    /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
+    /// [`ConfigError::Unsupported`] for a setting that is not implemented.
     pub(crate) fn from_files(files: &ModelFolder, loader: Loader) -> Result<Self> {
         let candidates = if loader == Loader::Transformers { &FILES[..0] } else { &FILES[..] };
         for file in candidates {
@@ -129,7 +129,7 @@ impl SentenceConfig {
 
     fn new(keys: Keys, loader: Loader, path: String) -> Result<Self> {
         let refuse = |key, expected, got: String| {
-            Err(Error::Unsupported { path: path.clone(), key, expected, got })
+            Err(ConfigError::Unsupported { path: path.clone(), key, expected, got }.into())
         };
         let (task, output, name, modality) = match loader {
             Loader::CrossEncoder => (

@@ -16,7 +16,7 @@ use tokenizers::{
 };
 
 use crate::{
-    Error, ModelConfig, ModelFiles, Result,
+    ConfigError, Error, FileError, InputError, ModelConfig, ModelFiles, Result,
     error::beginning,
     load::ModelFolder,
     text::sentence_config::{Loader, SentenceConfig},
@@ -178,10 +178,10 @@ impl TextTokenizer {
     /// `sentence_bert_config.json`, as sentence-transformers does.
     ///
     /// # Errors
-    /// [`Error::NoFile`] if a file of the vocabulary is missing; [`Error::Io`], [`Error::Json`] or
-    /// [`Error::Tokenizer`] for a damaged file; [`Error::Unsupported`] for a setting that is not
-    /// implemented; [`Error::NoRoom`] if the maximum length leaves no room for text beside the
-    /// special tokens.
+    /// [`FileError::NoFile`] if a file of the vocabulary is missing; [`FileError::Io`],
+    /// [`FileError::Json`] or [`FileError::Tokenizer`] for a damaged file;
+    /// [`ConfigError::Unsupported`] for a setting that is not implemented; [`ConfigError::NoRoom`]
+    /// if the maximum length leaves no room for text beside the special tokens.
     pub fn from_files(files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
         Self::for_loader(&ModelFolder::new(files), config, Loader::Transformers)
     }
@@ -195,7 +195,7 @@ impl TextTokenizer {
         let sentence = SentenceConfig::from_files(files, loader)?;
         let mut settings = TokenizerConfig::from_files(files, &sentence, config.tokenizer_class)?;
         let (mut tokenizer, path) = Self::tokenizer(files, &mut settings)?;
-        let error = |source| Error::Tokenizer { path: path.clone(), source };
+        let error = |source| Error::File(FileError::Tokenizer { path: path.clone(), source });
         let default_side = tokenizer.get_truncation().map(|truncation| truncation.direction);
         let truncation_side =
             settings.truncation_side().or(default_side).unwrap_or(TruncationDirection::Right);
@@ -204,7 +204,7 @@ impl TextTokenizer {
         let special = special_token_count(&tokenizer, false);
         if max_seq_length <= special {
             let (path, got) = (max_length_path, max_seq_length);
-            return Err(Error::NoRoom { path, got, special });
+            return Err(ConfigError::NoRoom { path, got, special }.into());
         }
         if sentence.do_lower_case {
             // Added tokens with `normalized: false`, such as special tokens, are matched before
@@ -272,7 +272,7 @@ impl TextTokenizer {
         let path = files.path(vocabulary);
         match read {
             Ok(tokenizer) => Ok((tokenizer, path)),
-            Err(source) => Err(Error::Tokenizer { path, source }),
+            Err(source) => Err(FileError::Tokenizer { path, source }.into()),
         }
     }
 
@@ -289,11 +289,11 @@ impl TextTokenizer {
     /// Sets the maximum length of a sequence in tokens, special tokens included.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] if the length leaves no room for text beside the special tokens.
+    /// [`ConfigError::NoRoom`] if the length leaves no room for text beside the special tokens.
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
         let (special, path) = (self.special_token_count(), "set by the caller".to_string());
         if max_seq_length <= special {
-            return Err(Error::NoRoom { path, got: max_seq_length, special });
+            return Err(ConfigError::NoRoom { path, got: max_seq_length, special }.into());
         }
         Ok(Self { max_seq_length, max_length_path: path, ..self })
     }
@@ -301,11 +301,11 @@ impl TextTokenizer {
     /// [`Self::with_max_seq_length`] for a model of `max` tokens.
     ///
     /// # Errors
-    /// [`Error::MaxSeqLength`] if the length is larger than `max`; the error of
+    /// [`ConfigError::MaxSeqLength`] if the length is larger than `max`; the error of
     /// [`Self::with_max_seq_length`].
     pub(crate) fn with_max_seq_length_within(self, got: usize, max: usize) -> Result<Self> {
         if got > max {
-            return Err(Error::MaxSeqLength { got, max });
+            return Err(ConfigError::MaxSeqLength { got, max }.into());
         }
         self.with_max_seq_length(got)
     }
@@ -346,7 +346,7 @@ impl TextTokenizer {
     /// `truncation_side` of `tokenizer_config.json`, by default at the end.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
+    /// [`FileError::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
         let room = self.max_seq_length - self.special_token_count();
         self.for_each_text(texts, |text| {
@@ -360,7 +360,7 @@ impl TextTokenizer {
     /// special tokens. A text within the maximum length has one window.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text.
+    /// [`FileError::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode_windows<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<Tokens>>> {
         let room = self.max_seq_length - self.special_token_count();
         self.for_each_text(texts, |text| {
@@ -438,13 +438,16 @@ impl TextTokenizer {
     /// have equal length, and then from both texts, on the same side as in [`Self::encode`].
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
-    /// if the maximum length leaves no room for text beside the special tokens of a pair.
+    /// [`FileError::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`ConfigError::NoRoom`] if the maximum length leaves no room for text beside the special
+    /// tokens of a pair.
     pub fn encode_pairs<S: AsRef<str>>(&self, pairs: &[(S, S)]) -> Result<Vec<Tokens>> {
         let special = special_token_count(&self.tokenizer, true);
         let got = self.max_seq_length;
         if got <= special {
-            return Err(Error::NoRoom { path: self.max_length_path.clone(), got, special });
+            return Err(
+                ConfigError::NoRoom { path: self.max_length_path.clone(), got, special }.into()
+            );
         }
         let room = got - special;
         let firsts: BTreeSet<&str> = pairs.iter().map(|(first, _)| first.as_ref()).collect();
@@ -488,9 +491,9 @@ impl TextTokenizer {
     /// side of the text that truncation would keep.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of a text; [`Error::NoRoom`]
-    /// if the special tokens leave no room for the text; [`Error::LongQuestion`] for a question
-    /// that leaves no room for the text.
+    /// [`FileError::Tokenizer`] if the vocabulary has no token for a part of a text;
+    /// [`ConfigError::NoRoom`] if the special tokens leave no room for the text;
+    /// [`InputError::LongQuestion`] for a question that leaves no room for the text.
     pub(crate) fn encode_text_windows(
         &self,
         question: Option<&str>,
@@ -519,8 +522,8 @@ impl TextTokenizer {
         Ok((sequences, TextWindows { windows, byte_ranges, words, continues_word }))
     }
 
-    /// An upper bound of the size of the sequence of a text of `length` bytes that is truncated, with
-    /// a prompt and special tokens of at most 64 tokens.
+    /// An upper bound of the size of the sequence of a text of `length` bytes that is truncated,
+    /// with a prompt and special tokens of at most 64 tokens.
     pub fn sequence_size(&self, length: usize) -> usize {
         /// Bytes of a sequence without its tokens, in a queue and with its values.
         const SEQUENCE: usize = 256;
@@ -557,14 +560,14 @@ impl TextTokenizer {
         let space = max_length.saturating_sub(special);
         if space <= usize::from(question.is_some()) {
             let (path, got) = (self.max_length_path.clone(), max_length);
-            return Err(Error::NoRoom { path, got, special });
+            return Err(ConfigError::NoRoom { path, got, special }.into());
         }
         let ids = question.map(|question| self.text_ids(question, space)).transpose()?;
         let got = ids.as_ref().map_or(0, |ids| ids.all);
         if got >= space {
             let (question, max) =
                 (beginning(question.unwrap_or_default()), space.saturating_sub(1));
-            return Err(Error::LongQuestion { question, got, max });
+            return Err(InputError::LongQuestion { question, got, max }.into());
         }
         let room = space - got;
         // Windows advance by at least half their room, so that their number is linear in the length
@@ -573,9 +576,9 @@ impl TextTokenizer {
         Ok(WindowSpace { question: ids.map(|ids| ids.ids), special, room, overlap })
     }
 
-    /// See [`TextWindows::continues_word`]. In a WordPiece model, a token continues a word if the token
-    /// before it belongs to the same word; transformers instead compares the length of the token
-    /// with that of its text, which gives other words if the normalizer changes the number of
+    /// See [`TextWindows::continues_word`]. In a WordPiece model, a token continues a word if the
+    /// token before it belongs to the same word; transformers instead compares the length of the
+    /// token with that of its text, which gives other words if the normalizer changes the number of
     /// characters. In other models, a token continues a word if a character other than a space
     /// precedes it, it does not begin with a space, and it is not the unknown token.
     fn continues_word(
@@ -600,7 +603,7 @@ impl TextTokenizer {
     /// The tokens of a text, not truncated, with or without special tokens.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the text.
+    /// [`FileError::Tokenizer`] if the vocabulary has no token for a part of the text.
     /// # Examples
     /// ```
     /// use encoder::{ModelConfig, ModelFiles, TextTokenizer};
@@ -722,7 +725,7 @@ impl TextTokenizer {
     /// one at its end is not, as in sentence-transformers.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary has no token for a part of the prompt.
+    /// [`FileError::Tokenizer`] if the vocabulary has no token for a part of the prompt.
     pub fn prompt_length(&self, prompt: &str) -> Result<usize> {
         let ids = &self.encode(&[prompt])?[0].input_ids;
         let is_special = ids.last().is_some_and(|id| self.special_ids.contains(id));
@@ -732,7 +735,7 @@ impl TextTokenizer {
     /// The ids of the special tokens before and after the tokens of a text, as in [`Self::encode`].
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] for a damaged tokenizer.
+    /// [`FileError::Tokenizer`] for a damaged tokenizer.
     /// # Examples
     /// ```
     /// use encoder::{Embedder, LoadOptions};
@@ -762,7 +765,7 @@ impl TextTokenizer {
     /// The id of the mask token.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary lacks it.
+    /// [`FileError::Tokenizer`] if the vocabulary lacks it.
     pub(crate) fn mask_token_id(&self) -> Result<u32> {
         let mask = &self.mask_token;
         let error = || tokenizer_config::lacks_token(mask, "mask_token");
@@ -777,7 +780,7 @@ impl TextTokenizer {
     /// Decodes tokens to text, special tokens included.
     ///
     /// # Errors
-    /// [`Error::UnknownToken`] if the vocabulary lacks one of the ids.
+    /// [`InputError::UnknownToken`] if the vocabulary lacks one of the ids.
     pub fn decode_all(&self, ids: &[u32]) -> Result<String> {
         self.decode_with(ids, false)
     }
@@ -785,7 +788,7 @@ impl TextTokenizer {
     /// Decodes tokens to text. Special tokens are left out.
     ///
     /// # Errors
-    /// [`Error::UnknownToken`] if the vocabulary lacks one of the ids.
+    /// [`InputError::UnknownToken`] if the vocabulary lacks one of the ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.decode_with(ids, true)
     }
@@ -799,18 +802,18 @@ impl TextTokenizer {
     fn decode_with(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         // `Tokenizer::decode` leaves out unknown ids.
         if let Some(&id) = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none()) {
-            return Err(Error::UnknownToken { id });
+            return Err(InputError::UnknownToken { id }.into());
         }
         self.guarded(|tokenizer| tokenizer.decode(ids, skip_special_tokens))
     }
 
-    /// Calls `f`. Returns [`Error::Tokenizer`] if it fails or panics.
+    /// Calls `f`. Returns [`FileError::Tokenizer`] if it fails or panics.
     fn guarded<T>(&self, f: impl FnOnce(&Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
         guarded(|| f(&self.tokenizer)).map_err(|e| self.error(e))
     }
 
     fn error(&self, source: tokenizers::Error) -> Error {
-        Error::Tokenizer { path: self.path.clone(), source }
+        Error::File(FileError::Tokenizer { path: self.path.clone(), source })
     }
 }
 
@@ -827,18 +830,23 @@ fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T
 }
 
 /// The error if a folder lacks `file` (`tokenizer.json`) and a vocabulary that the class reads.
-/// [`Error::Unsupported`] if the class has no rules here and the folder has the vocabulary of
-/// another class; otherwise [`Error::NoFile`].
+/// [`ConfigError::Unsupported`] if the class has no rules here and the folder has the vocabulary of
+/// another class; otherwise [`FileError::NoFile`].
 ///
 /// # Errors
-/// [`Error::Io`] or a download error if the folder cannot be searched.
+/// [`FileError::Io`] or a download error if the folder cannot be searched.
 fn no_vocabulary(files: &ModelFolder, settings: &TokenizerConfig, file: &str) -> Result<Error> {
     let expected = match settings.rules().map(|class| class.algorithm) {
         None => {
             for (file, expected) in FILES_OF_CLASSES {
                 if files.has(file)? {
                     let (path, got) = (settings.class_path().into(), settings.describe_class());
-                    return Ok(Error::Unsupported { path, key: "tokenizer_class", expected, got });
+                    return Ok(Error::Config(ConfigError::Unsupported {
+                        path,
+                        key: "tokenizer_class",
+                        expected,
+                        got,
+                    }));
                 }
             }
             "the tokenizer's vocabulary and rules"
@@ -930,8 +938,8 @@ fn max_length(
 }
 
 /// The numbers of tokens that truncation keeps of the `first` and `second` tokens of a pair with
-/// room for `room` tokens: the shorter text is truncated only if both are longer than half the room.
-/// `LongestFirst` in Hugging Face tokenizers.
+/// room for `room` tokens: the shorter text is truncated only if both are longer than half the
+/// room. `LongestFirst` in Hugging Face tokenizers.
 fn pair_lengths(first: usize, second: usize, room: usize) -> (usize, usize) {
     if first + second <= room {
         return (first, second);

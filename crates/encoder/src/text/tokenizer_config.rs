@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
 
 use crate::{
-    Error, Result,
+    ConfigError, Error, Result,
     load::{ModelFolder, parse_value},
     text::sentence_config::SentenceConfig,
     text::tokenizer_class::{BERT_TOKENS, TokenizerClass},
@@ -160,8 +160,8 @@ impl TokenizerConfig {
     /// `tokenizer_config.json`. `default_class` is the class if no file names one.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed; [`Error::Unsupported`]
-    /// for a setting that is not implemented.
+    /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
+    /// [`ConfigError::Unsupported`] for a setting that is not implemented.
     pub(crate) fn from_files(
         files: &ModelFolder,
         sentence: &SentenceConfig,
@@ -224,7 +224,7 @@ impl TokenizerConfig {
                 Some(got) => {
                     let (path, got) = (path_of(key), got.to_string());
                     let expected = "a list of tokens, or tokens by their names";
-                    return Err(Error::Unsupported { path, key, expected, got });
+                    return Err(ConfigError::Unsupported { path, key, expected, got }.into());
                 }
             }
         }
@@ -251,11 +251,13 @@ impl TokenizerConfig {
     /// The tokens of `added_tokens_decoder` with their ids.
     fn added_tokens_decoder(&self, path: &str) -> Result<Vec<(u32, AddedToken)>> {
         let tokens = self.keys.added_tokens_decoder.iter().flatten().map(|(id, token)| {
-            let id = id.parse::<u32>().map_err(|_| Error::Unsupported {
-                path: path.to_string(),
-                key: "added_tokens_decoder",
-                expected: "tokens by their ids",
-                got: format!("{id:?}"),
+            let id = id.parse::<u32>().map_err(|_| {
+                Error::Config(ConfigError::Unsupported {
+                    path: path.to_string(),
+                    key: "added_tokens_decoder",
+                    expected: "tokens by their ids",
+                    got: format!("{id:?}"),
+                })
             })?;
             let is_named = self.named.iter().any(|(_, named)| named.text() == token.text())
                 || self.is_named_token_of_class(token.text());
@@ -524,10 +526,10 @@ impl Keys {
     /// key.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a value that is not implemented.
+    /// [`ConfigError::Unsupported`] for a value that is not implemented.
     fn check(&self, path_of: impl Fn(&str) -> String) -> Result<()> {
         let refuse = |key, expected, got: String| {
-            Err(Error::Unsupported { path: path_of(key), key, expected, got })
+            Err(ConfigError::Unsupported { path: path_of(key), key, expected, got }.into())
         };
         if let Some(side) = self.truncation_side.as_deref()
             && !["left", "right"].contains(&side)
@@ -559,7 +561,7 @@ pub(crate) fn lacks_token(token: &str, key: &str) -> String {
 /// Checks the types of the settings of the file `path`.
 ///
 /// # Errors
-/// [`Error::Json`] for a setting of the wrong type.
+/// [`crate::FileError::Json`] for a setting of the wrong type.
 fn check_types(mut map: Map<String, Value>, path: &str) -> Result<()> {
     rename_old_keys(&mut map);
     parse_value::<Keys>(Value::Object(map), path).map(|_| ())
@@ -667,7 +669,7 @@ fn keeps_extra(config: &Map<String, Value>, map: &Map<String, Value>) -> bool {
 /// sentence-transformers then formats texts with the template.
 ///
 /// # Errors
-/// [`Error::Io`] or [`Error::Json`] if a file cannot be read or parsed.
+/// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed.
 pub(crate) fn chat_template(files: &ModelFolder) -> Result<Option<String>> {
     const TEMPLATE: &str = "chat_template.jinja";
     if files.has("modules.json")? {
@@ -684,7 +686,7 @@ pub(crate) fn chat_template(files: &ModelFolder) -> Result<Option<String>> {
 /// The error for a chat template in the file at `path`, which is not implemented.
 pub(crate) fn chat_template_unsupported(path: &str) -> Error {
     let (key, expected, got) = ("chat_template", "no chat template", "of this file".to_string());
-    Error::Unsupported { path: path.to_string(), key, expected, got }
+    Error::Config(ConfigError::Unsupported { path: path.to_string(), key, expected, got })
 }
 
 /// Whether a value is neither null nor an empty list or object.

@@ -78,13 +78,13 @@ impl AttentionMask {
     }
 
     /// Query `t` sees the keys up to `t + offset`. `offset` is the number of keys before the first
-    /// query: 0 without a cache, else the number of tokens in the cache. In packed sequences, query
+    /// query: 0 without a cache, else the number of tokens in the cache. In ragged sequences, query
     /// and keys are counted from the first token of their sequence.
     ///
     /// If the method is called twice, the smaller offset applies.
     ///
     /// # Examples
-    /// Packed sequences of 1 and 2 tokens:
+    /// Ragged sequences of 1 and 2 tokens:
     /// ```
     /// use candle_core::{Device::Cpu, Tensor};
     /// use mha::{AttentionMask, scaled_dot_product_attention as attend};
@@ -101,13 +101,13 @@ impl AttentionMask {
         Self { causal, ..self }
     }
 
-    /// The tokens of each packed sequence see the tokens of the same sequence only.
+    /// The tokens of each ragged sequence see the tokens of the same sequence only.
     ///
     /// Attention runs sequence by sequence and computes no scores between sequences, except if it
     /// returns weights. If the method is called twice, the sequences of the second call apply.
     ///
     /// # Shapes
-    /// `offsets`: the index of the first token of each sequence, then N, the number of packed
+    /// `offsets`: the index of the first token of each sequence, then N, the number of ragged
     /// tokens: `[0, 3, 5]` for sequences of 3 and 2 tokens. The hidden states are `(1, N, E)`.
     ///
     /// # Errors
@@ -223,8 +223,8 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// Adds `bias` to the scaled scores. Biases are added in f32, or in f64 if the queries are f64. A
-    /// key whose summed bias is −∞ is hidden.
+    /// Adds `bias` to the scaled scores. Biases are added in f32, or in f64 if the queries are f64.
+    /// A key whose summed bias is −∞ is hidden.
     ///
     /// # Shapes
     /// `bias`: floats, broadcast to `(B, H, T, S)` as in [`Self::with_keep`]
@@ -262,11 +262,11 @@ impl AttentionMask {
     /// Adds `bias[h, R + d]` to the scaled scores of head h, where d is the index of the key minus
     /// that of the query, and R the largest distance, as in [`crate::RelativeBias`] and
     /// [`crate::alibi()`]. A query has the index `t + offset`, where `offset` is the argument of
-    /// [`Self::causal`], or 0 without a causal mask. In packed sequences the indices are those within
-    /// each sequence.
+    /// [`Self::causal`], or 0 without a causal mask. In ragged sequences the indices are those
+    /// within each sequence.
     ///
-    /// If the method is called twice, the biases are added, in f64 if one of them is f64, otherwise in
-    /// f32. A key whose bias is −∞ is hidden.
+    /// If the method is called twice, the biases are added, in f64 if one of them is f64, otherwise
+    /// in f32. A key whose bias is −∞ is hidden.
     ///
     /// # Shapes
     /// `bias`: `(H, 2·R + 1)`, floats
@@ -310,7 +310,7 @@ impl AttentionMask {
     /// without a causal mask. A window is `2·radius + 1` keys wide, or `radius + 1` with a causal
     /// mask.
     ///
-    /// If the method is called twice, the smaller radius applies. In packed sequences the window
+    /// If the method is called twice, the smaller radius applies. In ragged sequences the window
     /// applies to each sequence.
     ///
     /// # Examples
@@ -367,11 +367,11 @@ impl AttentionMask {
         Ok(self)
     }
 
-    /// The position of each of `t` queries in its sequence: its index in the sequence plus the offset
-    /// of a causal mask. Positions beyond `u32::MAX` are `u32::MAX`.
+    /// The position of each of `t` queries in its sequence: its index in the sequence plus the
+    /// offset of a causal mask. Positions beyond `u32::MAX` are `u32::MAX`.
     ///
     /// # Errors
-    /// [`Error::Offset`] if the last offset of packed sequences is not `t`.
+    /// [`Error::Offset`] if the last offset of ragged sequences is not `t`.
     pub fn positions(&self, t: usize) -> Result<Vec<u32>> {
         self.check_sequences(t)?;
         let first = u32::try_from(self.causal.unwrap_or(0)).unwrap_or(u32::MAX);
@@ -382,14 +382,15 @@ impl AttentionMask {
         })
     }
 
-    /// The number of tokens of each packed sequence, or of each of `b` sequences of `t` queries.
+    /// The number of tokens of each ragged sequence, or of each of `b` sequences of `t` queries.
     ///
-    /// For sequences that are not packed, the tokens before the first visible token and after the
-    /// last one are not counted; padding and the valid length of each sequence determine which tokens
-    /// are visible. The keys before the first query of a causal mask with an offset are counted.
+    /// For sequences that are not ragged, the tokens before the first visible token and after the
+    /// last one are not counted; padding and the valid length of each sequence determine which
+    /// tokens are visible. The keys before the first query of a causal mask with an offset are
+    /// counted.
     ///
     /// # Errors
-    /// [`Error::Offset`] if the last offset of packed sequences is not `t`; [`Error::Shape`] or
+    /// [`Error::Offset`] if the last offset of ragged sequences is not `t`; [`Error::Shape`] or
     /// [`Error::ValidLength`] if padding or valid lengths do not fit `b` sequences of `t + offset`
     /// keys, where `offset` is that of the causal mask.
     ///
@@ -401,8 +402,8 @@ impl AttentionMask {
     /// let padding = Tensor::new(&[[0u8, 1, 0, 1, 0], [0, 0, 1, 1, 1]], &Cpu)?;
     /// let mask = AttentionMask::none().with_padding(&padding)?;
     /// assert_eq!(mask.sequence_lengths(2, 5)?, [3, 3]);
-    /// let packed = AttentionMask::none().with_sequences(&[0, 3, 5])?;
-    /// assert_eq!(packed.sequence_lengths(1, 5)?, [3, 2]);
+    /// let ragged = AttentionMask::none().with_sequences(&[0, 3, 5])?;
+    /// assert_eq!(ragged.sequence_lengths(1, 5)?, [3, 2]);
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn sequence_lengths(&self, b: usize, t: usize) -> Result<Vec<usize>> {
@@ -419,8 +420,8 @@ impl AttentionMask {
         Ok(visible.to_vec2()?.into_iter().map(|row| length(row).unwrap_or(0)).collect())
     }
 
-    /// Whether the mask has packed sequences, from [`Self::with_sequences`].
-    pub fn is_packed(&self) -> bool {
+    /// Whether the mask has ragged sequences, from [`Self::with_sequences`].
+    pub fn is_ragged(&self) -> bool {
         self.sequences.is_some()
     }
 
@@ -463,7 +464,7 @@ impl AttentionMask {
             && self.head_mask.is_none()
     }
 
-    /// Checks that the last offset of packed sequences is `n`.
+    /// Checks that the last offset of ragged sequences is `n`.
     ///
     /// # Errors
     /// [`Error::Offset`] if it is not.

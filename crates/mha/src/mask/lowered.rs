@@ -72,7 +72,7 @@ impl LoweredMask {
         Ok(self.tensors.get_or_init(|| tensors))
     }
 
-    /// The mask of the packed sequence of the tokens `start..start + len`.
+    /// The mask of the ragged sequence of the tokens `start..start + len`.
     ///
     /// # Errors
     /// [`Error::Candle`] if a tensor operation fails.

@@ -25,7 +25,7 @@ impl AttentionMask {
     }
 
     /// The parts that can differ between queries or heads, except the causal mask, the window, the
-    /// packed sequences and the distance bias: a keep mask of u8, and the bias in `dtype`, the
+    /// ragged sequences and the distance bias: a keep mask of u8, and the bias in `dtype`, the
     /// dtype of the scores. Both broadcast to `(B, H, T, S)`.
     ///
     /// # Errors
@@ -232,7 +232,7 @@ impl MaskTensors {
 /// The biases of the distances, `(1, H, T, S)`.
 fn distances(table: &Tensor, offset: usize, [_b, h, t, s]: [usize; 4]) -> Result<Tensor> {
     let radius = table.dim(1)? / 2;
-    // Pairs of tokens of different packed sequences are hidden, whatever their bias.
+    // Pairs of tokens of different ragged sequences are hidden, whatever their bias.
     let column = |t: usize, s: usize| (radius + s).saturating_sub(t + offset).min(2 * radius);
     let columns = (0..t).flat_map(|t| (0..s).map(move |s| column(t, s) as u32));
     let columns = Tensor::from_iter(columns, table.device())?;

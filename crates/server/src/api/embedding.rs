@@ -147,8 +147,8 @@ impl Options {
     }
 }
 
-/// The values of texts or pairs with their memory, their number of tokens, and the number of texts or
-/// pairs that were truncated.
+/// The values of texts or pairs with their memory, their number of tokens, and the number of texts
+/// or pairs that were truncated.
 pub struct Outputs<V> {
     pub values: Vec<V>,
     pub tokens: usize,
@@ -301,7 +301,7 @@ fn sequences_from_ids(
 /// The failure for a text that is given as token ids.
 fn ids_failure(error: encoder::Error, name: &str, field: &str) -> Failure {
     let message = match &error {
-        encoder::Error::TooLong { got, max } => {
+        encoder::Error::Input(encoder::InputError::TooLong { got, max }) => {
             format!("{name} has {got} tokens: expected at most {max}; token ids are not truncated")
         }
         error => format!("{name}: {error}"),

@@ -635,7 +635,11 @@ fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
     if let Some(classifier) = task.pipeline::<TextClassifier>() {
         return Ok(classifier.prompt_text(Prompt::Named(name))?.to_string());
     }
-    Err(encoder::Error::NoPrompt { got: name.to_string(), known: vec![] }.into())
+    Err(encoder::Error::Input(encoder::InputError::NoPrompt {
+        got: name.to_string(),
+        known: vec![],
+    })
+    .into())
 }
 
 /// A text with its tokens, which take less memory than [`SimpleToken`]s.

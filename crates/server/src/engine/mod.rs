@@ -1,8 +1,8 @@
-//! The thread that computes: it packs sequences of waiting requests with equal [`Key`]s into one
+//! The thread that computes: it joins sequences of waiting requests with equal [`Key`]s into one
 //! batch, computes the batch, and answers the requests whose sequences are done.
 //!
 //! A batch is computed as soon as the engine is free; with [`Limits::batch_delay`], a batch that is
-//! not full waits up to that time. Sequences are packed without padding, so that sequences of
+//! not full waits up to that time. A batch has no padding, so that sequences of
 //! different lengths share a batch at no extra cost. On a CPU with AVX2, except in f16, the values
 //! of a sequence have the same bits in every batch; see `docs/numerics.md`.
 
@@ -71,8 +71,8 @@ impl Engine {
     /// If the future is dropped, the sequences that are not computed yet are removed.
     ///
     /// # Errors
-    /// [`Kind::Overloaded`] if the request would wait too long; [`Kind::Internal`] if the computation
-    /// panics; the errors of [`Compute::compute`].
+    /// [`Kind::Overloaded`] if the request would wait too long; [`Kind::Internal`] if the
+    /// computation panics; the errors of [`Compute::compute`].
     pub async fn compute<V: 'static>(
         &self,
         target: Target<V>,

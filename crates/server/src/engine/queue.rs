@@ -33,7 +33,7 @@ pub fn token_count(sequences: &[Sequence]) -> usize {
     sequences.iter().map(Sequence::length).sum()
 }
 
-/// A computation on packed sequences.
+/// A computation on ragged sequences.
 pub trait Compute: Send + Sync {
     /// The values of a sequence.
     type Values: Send + 'static;

@@ -1,15 +1,15 @@
-//! Packed batches: sequences of different lengths stored one after another, without padding.
+//! Ragged batches: sequences of different lengths stored one after another, without padding.
 
 use std::borrow::Cow;
 
 use candle_core::{DType, Tensor};
 
-use crate::{EncoderConfig, Error, Result, Tokens};
+use crate::{EncoderConfig, InputError, Result, Tokens};
 
 /// Default maximum number of tokens per batch.
 ///
 /// The budget bounds memory: a batch's hidden states are kept until they are pooled. On a CPU,
-/// [`EncoderModel::forward_packed`](crate::EncoderModel::forward_packed) splits each batch again,
+/// [`EncoderModel::forward_ragged`](crate::EncoderModel::forward_ragged) splits each batch again,
 /// into parts of about 128 tokens per thread, so that the activations of a part stay in the caches.
 /// On a GPU, a batch is computed as a whole.
 pub(crate) const TOKEN_BUDGET: usize = 2048;
@@ -18,7 +18,7 @@ pub(crate) const TOKEN_BUDGET: usize = 2048;
 ///
 /// # Examples
 /// ```
-/// let mut batch = encoder::PackedBatch::default();
+/// let mut batch = encoder::RaggedBatch::default();
 /// batch.push(&[101, 7592, 102], &[0, 0, 0])?;
 /// batch.push(&[101, 102], &[0, 0])?;
 /// assert_eq!((batch.tokens(), batch.offsets()), (5, &[0, 3, 5][..]));
@@ -26,7 +26,7 @@ pub(crate) const TOKEN_BUDGET: usize = 2048;
 /// # Ok::<(), encoder::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct PackedBatch {
+pub struct RaggedBatch {
     input_ids: Vec<u32>,
     token_type_ids: Vec<u32>,
     /// `None`: the positions follow from the ids of each sequence.
@@ -34,13 +34,13 @@ pub struct PackedBatch {
     offsets: Vec<usize>,
 }
 
-impl Default for PackedBatch {
+impl Default for RaggedBatch {
     fn default() -> Self {
         Self { input_ids: vec![], token_type_ids: vec![], position_ids: None, offsets: vec![0] }
     }
 }
 
-impl PackedBatch {
+impl RaggedBatch {
     /// Appends a sequence. Both slices hold one id per token.
     ///
     /// # Errors
@@ -60,11 +60,11 @@ impl PackedBatch {
         Ok(())
     }
 
-    /// Packs tokenized sequences.
+    /// The batch of tokenized sequences.
     ///
     /// # Errors
     /// [`mha::Error::Shape`] if a sequence's token type ids and input ids differ in number.
-    pub(crate) fn of<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<Self> {
+    pub(crate) fn from_tokens<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<Self> {
         let mut batch = Self::default();
         for Tokens { input_ids, token_type_ids, .. } in sequences {
             batch.push(input_ids, token_type_ids)?;
@@ -82,8 +82,8 @@ impl PackedBatch {
         &self.offsets
     }
 
-    /// Packs the visible tokens of padded sequences. Also returns the row of each packed token in
-    /// the padded hidden states `(B·T, E)`.
+    /// The visible tokens of padded sequences. Also returns the row of each of them in the padded
+    /// hidden states `(B·T, E)`.
     ///
     /// Position ids are those of the padded sequences: in BERT, padding on the left shifts the
     /// positions, as in Hugging Face transformers.
@@ -126,7 +126,7 @@ impl PackedBatch {
     ///
     /// # Examples
     /// ```
-    /// let mut batch = encoder::PackedBatch::default();
+    /// let mut batch = encoder::RaggedBatch::default();
     /// (0..5).try_for_each(|_| batch.push(&[101, 7592, 102], &[0; 3]))?;
     /// let parts: Vec<_> = batch.parts(8).map(|part| part.offsets().to_vec()).collect();
     /// assert_eq!(parts, [vec![0, 3, 6, 9], vec![0, 3, 6]]);
@@ -157,8 +157,8 @@ impl PackedBatch {
     /// Input ids, token type ids and position ids, `(3, 1, N)`.
     ///
     /// # Errors
-    /// [`Error::Id`] if an input id or a token type id is not below the size of its table;
-    /// [`Error::TooLong`] if a sequence has more than [`EncoderConfig::max_tokens`] tokens.
+    /// [`InputError::Id`] if an input id or a token type id is not below the size of its table;
+    /// [`InputError::TooLong`] if a sequence has more than [`EncoderConfig::max_tokens`] tokens.
     pub(crate) fn ids(
         &self,
         config: &EncoderConfig,
@@ -178,7 +178,7 @@ impl PackedBatch {
         };
         let (rows, max) = (config.max_position_embeddings, config.max_tokens());
         if let Some(&last) = position_ids.iter().max().filter(|&&last| last as usize >= rows) {
-            return Err(Error::TooLong { got: last as usize + 1 - (rows - max), max });
+            return Err(InputError::TooLong { got: last as usize + 1 - (rows - max), max }.into());
         }
         let ids = [&self.input_ids[..], &self.token_type_ids, &position_ids].concat();
         Ok(Tensor::from_vec(ids, (3, 1, self.tokens()), device)?)
@@ -232,7 +232,7 @@ pub(crate) fn tables(config: &EncoderConfig) -> [EmbeddingTable; 2] {
 ///
 /// # Errors
 /// [`mha::Error::DType`] if `ids` are not integers; [`mha::Error::Shape`] if they are not `(B, T)`
-/// or have no elements; [`Error::Id`] if an id is not below the table's number of rows.
+/// or have no elements; [`InputError::Id`] if an id is not below the table's number of rows.
 pub(crate) fn as_u32(ids: &Tensor, table: EmbeddingTable) -> Result<Tensor> {
     let (argument, dims) = (table.0, ids.dims());
     if !ids.dtype().is_int() {
@@ -255,6 +255,6 @@ fn check_ids(
     let size_limit = i64::try_from(size).unwrap_or(i64::MAX);
     match ids.into_iter().find(|id| !(0..size_limit).contains(id)) {
         None => Ok(()),
-        Some(got) => Err(Error::Id { name, got, size, field }),
+        Some(got) => Err(InputError::Id { name, got, size, field }.into()),
     }
 }
