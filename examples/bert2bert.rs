@@ -24,9 +24,10 @@ fn main() -> Result<()> {
     println!("{report}");
 
     let files = ModelFiles::dir(&folder)?;
-    let tokenizer = match Path::new(&folder).join("tokenizer.json").exists() {
-        true => Some(TextTokenizer::from_files(&files, &(&model.config().encoder).into())?),
-        false => None,
+    let tokenizer = if Path::new(&folder).join("tokenizer.json").exists() {
+        Some(TextTokenizer::from_files(&files, &(&model.config().encoder).into())?)
+    } else {
+        None
     };
     let ids = match &tokenizer {
         Some(tokenizer) => tokenizer.encode(&[&text])?.remove(0).input_ids,

@@ -98,9 +98,10 @@ fn device_is_applied() -> anyhow::Result<()> {
         .assert()
         .success();
     let message = String::from_utf8_lossy(&plain.get_output().stderr).into_owned();
-    match cfg!(feature = "cuda") {
-        true => assert!(message.contains("using cuda:0") || message.contains("using the CPU")),
-        false => assert!(message.is_empty(), "without CUDA, auto prints nothing: {message}"),
+    if cfg!(feature = "cuda") {
+        assert!(message.contains("using cuda:0") || message.contains("using the CPU"))
+    } else {
+        assert!(message.is_empty(), "without CUDA, auto prints nothing: {message}")
     }
     if Device::new_cuda(0).is_err() {
         let line: serde_json::Value = serde_json::from_str(&stdout(plain))?;
@@ -311,10 +312,7 @@ fn walk(folder: impl AsRef<std::path::Path>) -> anyhow::Result<Vec<std::path::Pa
     let mut files = vec![];
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
-        match path.is_dir() {
-            true => files.extend(walk(path)?),
-            false => files.push(path),
-        }
+        if path.is_dir() { files.extend(walk(path)?) } else { files.push(path) }
     }
     Ok(files)
 }

@@ -1382,9 +1382,10 @@ fn search_finds_the_nearest_rows() -> Result<()> {
         let to = format!("@{output}");
         let dtype = if half { "f16" } else { "f32" };
         corpora.embed(&["--input", "@in.txt", "--output", &to, "--output-dtype", dtype]).success();
-        let numbers = match name.ends_with("npy") {
-            true => npy(&corpora.path(&output), if half { 2 } else { 4 })?.1,
-            false => vectors(&corpora.table(&output)?),
+        let numbers = if name.ends_with("npy") {
+            npy(&corpora.path(&output), if half { 2 } else { 4 })?.1
+        } else {
+            vectors(&corpora.table(&output)?)
         };
         let with_records = ["--model", model, "--records", &records];
         let more = if name.ends_with("npy") { &with_records[..] } else { &[] };

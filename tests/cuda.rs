@@ -61,9 +61,10 @@ fn assert_same(what: &str, precision: impl fmt::Debug, got: &Tensor, expected: &
     for (x, y) in rows(&got)?.iter().zip(rows(expected)?) {
         assert!(x.iter().all(|x| x.is_finite()), "{what} {precision:?}: {x:?}");
         let (xx, xy, yy) = (dot(x, x), dot(x, &y), dot(&y, &y));
-        match xx * yy == 0.0 {
-            true => assert_eq!(xx, yy, "{what} {precision:?}: only one of two rows is zero"),
-            false => lowest = lowest.min(xy / (xx * yy).sqrt()),
+        if xx * yy == 0.0 {
+            assert_eq!(xx, yy, "{what} {precision:?}: only one of two rows is zero")
+        } else {
+            lowest = lowest.min(xy / (xx * yy).sqrt())
         }
         products = [products[0] + xx, products[1] + xy, products[2] + yy];
     }

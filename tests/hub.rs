@@ -392,9 +392,12 @@ fn wrong_bytes_are_never_accepted() -> Result {
     assert!(error.contains(&expected), "{error}");
     assert_eq!(longer.blobs(), [""; 0]);
 
-    let shorter = Fixture::new(hub, |request| match request.headers.contains_key("range") {
-        true => Response::new(416, &[]),
-        false => Response::file(request, &model_file(WEIGHTS).unwrap()[..100]),
+    let shorter = Fixture::new(hub, |request| {
+        if request.headers.contains_key("range") {
+            Response::new(416, &[])
+        } else {
+            Response::file(request, &model_file(WEIGHTS).unwrap()[..100])
+        }
     });
     let error = shorter.error();
     assert!(error.contains(" cannot be fetched: "), "{error}");
@@ -607,9 +610,12 @@ fn an_unreachable_hub_is_an_error_that_names_the_host_or_the_proxy_and_the_cause
 #[test]
 fn a_failed_request_for_an_optional_file_is_an_error_once_the_hub_has_answered() -> Result {
     let fixture = Fixture::new(
-        |request, store_url| match request.path.ends_with("/tokenizer_config.json") {
-            true => Response::new(503, &[]),
-            false => hub(request, store_url),
+        |request, store_url| {
+            if request.path.ends_with("/tokenizer_config.json") {
+                Response::new(503, &[])
+            } else {
+                hub(request, store_url)
+            }
         },
         store,
     );

@@ -150,19 +150,16 @@ fn hidden_states(
         Rc::new(EncoderModel::from_dir(hf, &LoadOptions::default().with_precision(precision))?.0);
     let case = |(name, sequences): (String, Sequences)| {
         let model = model.clone();
-        let case = match sequences.iter().all(|s| s.len() == sequences[0].len()) {
-            true => {
-                let ids = Tensor::new(sequences, &Cpu)?;
-                let mask = AttentionMask::none();
-                Case::single(move || Ok(model.forward(&ids, None, &mask)?.last_hidden_state))
+        let case = if sequences.iter().all(|s| s.len() == sequences[0].len()) {
+            let ids = Tensor::new(sequences, &Cpu)?;
+            let mask = AttentionMask::none();
+            Case::single(move || Ok(model.forward(&ids, None, &mask)?.last_hidden_state))
+        } else {
+            let mut batch = RaggedBatch::default();
+            for ids in &sequences {
+                batch.push(ids, &vec![0; ids.len()])?;
             }
-            false => {
-                let mut batch = RaggedBatch::default();
-                for ids in &sequences {
-                    batch.push(ids, &vec![0; ids.len()])?;
-                }
-                Case::single(move || Ok(model.forward_ragged(&batch)?))
-            }
+            Case::single(move || Ok(model.forward_ragged(&batch)?))
         };
         Ok((name, case))
     };

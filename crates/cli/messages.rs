@@ -1,5 +1,5 @@
-//! Messages on standard error, and whether an output is coloured; errors and warnings of the library
-//! `corpus` in terms of the command's options.
+//! Messages on standard error, and whether an output is coloured; errors and warnings of the
+//! library `corpus` in terms of the command's options.
 
 use std::io::{self, IsTerminal, Write};
 

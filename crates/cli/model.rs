@@ -61,12 +61,11 @@ impl fmt::Display for ModelSpec {
 /// A file that is a link is not resolved, because its target may have no config beside it.
 pub fn canonical(model: &str) -> Option<String> {
     let path = Path::new(model);
-    let path = match path.is_file() {
-        false => path.canonicalize().ok()?,
-        true => {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            folder.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?)
-        }
+    let path = if path.is_file() {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        folder.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?)
+    } else {
+        path.canonicalize().ok()?
     };
     path.into_os_string().into_string().ok()
 }

@@ -1,7 +1,7 @@
 //! Threads: one rayon pool per number of threads, shared by all models of the process. A call from
-//! Python starts a thread, which submits the parts of its computation to a pool one after the other,
-//! so that the parts of several calls alternate. The calling thread waits without the GIL and handles
-//! signals.
+//! Python starts a thread, which submits the parts of its computation to a pool one after the
+//! other, so that the parts of several calls alternate. The calling thread waits without the GIL
+//! and handles signals.
 
 use std::{
     collections::BTreeMap,
@@ -24,8 +24,8 @@ use crate::errors::{error, log_warning};
 /// The time between two checks for signals while a computation runs.
 pub const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-/// The stack size of a worker. It is large because a worker that waits for a parallel loop may start
-/// the computation of another caller on the same stack.
+/// The stack size of a worker. It is large because a worker that waits for a parallel loop may
+/// start the computation of another caller on the same stack.
 const STACK_SIZE: usize = 16 << 20;
 
 /// The id of the process that requested a pool; 0 before the first request.
@@ -54,9 +54,10 @@ impl Watch {
     /// # Errors
     /// [`encoder::Error::Stopped`] if the computation must stop.
     pub fn compute<T: Send>(&self, part: impl FnOnce() -> T + Send) -> encoder::Result<T> {
-        match self.stop.load(Ordering::Relaxed) {
-            true => Err(encoder::Error::Stopped),
-            false => Ok(self.pool.install(part)),
+        if self.stop.load(Ordering::Relaxed) {
+            Err(encoder::Error::Stopped)
+        } else {
+            Ok(self.pool.install(part))
         }
     }
 }
@@ -65,8 +66,8 @@ impl Pool {
     /// The pool with [`encoder::threads`] threads.
     ///
     /// # Errors
-    /// In a process that was forked after the first pool was requested, and if the threads cannot be
-    /// created.
+    /// In a process that was forked after the first pool was requested, and if the threads cannot
+    /// be created.
     pub fn new(py: Python<'_>, threads: Option<usize>) -> PyResult<Self> {
         check_process()?;
         // Before the lock, because a fork copies a lock that another thread holds.
@@ -112,8 +113,8 @@ impl Pool {
     /// [`Watch::done`] at each check.
     ///
     /// # Errors
-    /// The errors of the job, of signal handlers and of `progress`; `EncodleError` in a process that
-    /// was forked after the pool was created, and if the thread cannot be started.
+    /// The errors of the job, of signal handlers and of `progress`; `EncodleError` in a process
+    /// that was forked after the pool was created, and if the thread cannot be started.
     pub fn run<T: Send + 'static>(
         &self,
         py: Python<'_>,

@@ -54,9 +54,10 @@ impl Texts {
             };
             return Ok(Self::Python(list.iter().enumerate().map(text).collect::<PyResult<_>>()?));
         }
-        let arrays = match texts.hasattr("__arrow_c_array__")? {
-            true => vec![import_array(&texts.call_method0("__arrow_c_array__")?)?],
-            false => import_stream(&texts.call_method0("__arrow_c_stream__")?)?,
+        let arrays = if texts.hasattr("__arrow_c_array__")? {
+            vec![import_array(&texts.call_method0("__arrow_c_array__")?)?]
+        } else {
+            import_stream(&texts.call_method0("__arrow_c_stream__")?)?
         };
         Ok(Self::Arrow(arrays.iter().map(Strings::new).collect::<PyResult<_>>()?))
     }

@@ -439,15 +439,11 @@ impl Checkpoint {
     /// `to_older`, joins and renames them as in older ones.
     fn translate(&mut self, parts: Parts, fused: Fused, to_older: bool) {
         for &(whole, modules) in fused {
-            match to_older {
-                true => self.join(whole, modules),
-                false => self.split(whole, modules),
-            }
+            if to_older { self.join(whole, modules) } else { self.split(whole, modules) }
         }
         self.rename_tensors(|name| {
-            parts.iter().fold(name.to_string(), |name, &(older, current)| match to_older {
-                true => name.replace(current, older),
-                false => name.replace(older, current),
+            parts.iter().fold(name.to_string(), |name, &(older, current)| {
+                if to_older { name.replace(current, older) } else { name.replace(older, current) }
             })
         });
     }
@@ -520,10 +516,8 @@ fn check(run: Run, c: &Checkpoint, expected: &Checkpoint) -> Outcome {
     for (got, expected) in got.iter().zip(&expected) {
         largest = largest.max(max_difference(got, expected)?);
     }
-    let outcome = match largest == 0.0 {
-        true => "same bits".to_string(),
-        false => format!("differs by {largest:.1e}"),
-    };
+    let outcome =
+        if largest == 0.0 { "same bits".to_string() } else { format!("differs by {largest:.1e}") };
     Ok(outcome + &describe(&report))
 }
 

@@ -202,9 +202,10 @@ type LogitsFn = fn(&ModelFiles, &Tensor, &Tensor, &AttentionMask) -> anyhow::Res
 
 /// `same as {reference}` if the largest difference from the reference is at most 1e-5.
 fn compare(reference: &str, difference: f64) -> String {
-    match difference <= 1e-5 {
-        true => format!("same as {reference}"),
-        false => format!("differs by {difference:.1e}"),
+    if difference <= 1e-5 {
+        format!("same as {reference}")
+    } else {
+        format!("differs by {difference:.1e}")
     }
 }
 

@@ -23,9 +23,10 @@ pub fn write_matrix(
     shaded: bool,
 ) -> Result<()> {
     writeln!(out, "{}", matrix.title)?;
-    match QUERY + KEY * attention.keys.len() > terminal_width() {
-        true => write_top_keys(out, attention, matrix)?,
-        false => write_columns(out, attention, matrix, shaded)?,
+    if QUERY + KEY * attention.keys.len() > terminal_width() {
+        write_top_keys(out, attention, matrix)?
+    } else {
+        write_columns(out, attention, matrix, shaded)?
     }
     Ok(writeln!(out)?)
 }
@@ -58,9 +59,10 @@ fn write_columns(
         write!(out, "{} ", fit(token, QUERY - 1))?;
         for &weight in row {
             let cell = format!("{weight:>KEY$.2}");
-            match shaded {
-                true => write!(out, "{}{cell}\x1b[0m", shade(weight))?,
-                false => write!(out, "{cell}")?,
+            if shaded {
+                write!(out, "{}{cell}\x1b[0m", shade(weight))?
+            } else {
+                write!(out, "{cell}")?
             }
         }
         writeln!(out)?;

@@ -292,9 +292,10 @@ struct Progress {
 
 impl Progress {
     fn new(source: RecordSource, quiet: bool) -> Result<Self> {
-        let bar = match quiet {
-            true => ProgressBar::hidden(),
-            false => ProgressBar::no_length(), // hidden if standard error is not a terminal
+        let bar = if quiet {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::no_length() // hidden if standard error is not a terminal
         };
         bar.set_style(ProgressStyle::with_template(
             "{spinner} {human_pos} texts, {per_sec}, {elapsed}",

@@ -126,9 +126,10 @@ pub fn run(mut args: Args) -> Result<()> {
     let rows: BTreeSet<u64> = hits.iter().flatten().map(|hit| hit.row).collect();
     let records = vectors.records(&rows, source.as_ref());
     let records = records.map_err(messages::without_input_format)?;
-    let format = args.format.unwrap_or(match io::stdout().is_terminal() {
-        true => Format::Table,
-        false => Format::Jsonl,
+    let format = args.format.unwrap_or(if io::stdout().is_terminal() {
+        Format::Table
+    } else {
+        Format::Jsonl
     });
     let mut out = io::BufWriter::new(io::stdout().lock());
     let field = args.field.as_deref().unwrap_or("text");

@@ -223,7 +223,7 @@ pub enum OutputError {
         /// The record's line.
         line: u64,
         /// The field, the expected values and the value found.
-        mismatch: ValueMismatch,
+        mismatch: Box<ValueMismatch>,
     },
 
     /// A value does not fit into its column, which was inferred from the first records of a stream.
@@ -237,7 +237,7 @@ pub enum OutputError {
         /// The record's line.
         line: u64,
         /// The field, the expected values and the value found.
-        mismatch: ValueMismatch,
+        mismatch: Box<ValueMismatch>,
     },
 
     /// A table format does not support the type of a column.

@@ -102,9 +102,10 @@ pub(crate) fn compressed_extension(path: &Path) -> (String, Option<Compression>)
 /// # Errors
 /// [`InputError::FeatherV1`].
 pub(crate) fn refuse_feather_v1(start: &[u8], name: &str) -> Result<(), Error> {
-    match start.starts_with(b"FEA1") {
-        true => Err(InputError::FeatherV1 { name: name.to_string() }.into()),
-        false => Ok(()),
+    if start.starts_with(b"FEA1") {
+        Err(InputError::FeatherV1 { name: name.to_string() }.into())
+    } else {
+        Ok(())
     }
 }
 

@@ -23,9 +23,11 @@ use crate::{Error, OutputError, Result};
 /// ```
 /// use std::path::Path;
 ///
+/// use corpus::{Error, OutputError};
+///
 /// assert_eq!(corpus::output_path(Path::new("new.npy"))?, Path::new("new.npy"));
 /// let error = corpus::output_path(Path::new("missing/new.npy")).unwrap_err();
-/// assert!(matches!(error, corpus::Error::NoDirectory { .. }));
+/// assert!(matches!(error, Error::Output(OutputError::NoDirectory { .. })));
 /// # Ok::<(), corpus::Error>(())
 /// ```
 pub fn output_path(path: &Path) -> Result<PathBuf> {

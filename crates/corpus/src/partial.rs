@@ -65,9 +65,10 @@ impl PartialOutput {
         // skipped records. There is then nothing to resume, and a new run starts. A state beside an
         // empty file may be left over from a run that was killed after it had renamed its temporary
         // file to the output, before it removed the state.
-        let interrupted = match resume && length > 0 {
-            true => RunState::read(&state_path, &partial, &settings)?,
-            false => None,
+        let interrupted = if resume && length > 0 {
+            RunState::read(&state_path, &partial, &settings)?
+        } else {
+            None
         };
         if interrupted.is_none() {
             remove_if_present(&state_path)

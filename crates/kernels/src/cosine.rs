@@ -98,9 +98,10 @@ unsafe fn tiled<V: Vector, const R: usize, const Q: usize>(
             for (i, out) in out.chunks_exact_mut(count).enumerate() {
                 for (j, out) in out[start..].iter_mut().take(Q).enumerate() {
                     let (row_norm, query_norm) = (row_norms[i], query_norms[start + j]);
-                    *out = match F32_NORMS.contains(&row_norm) && F32_NORMS.contains(&query_norm) {
-                        true => dots[i][j] / (row_norm * query_norm),
-                        false => cosine_in_f64(row_tile[i], &queries[j * width..][..width]),
+                    *out = if F32_NORMS.contains(&row_norm) && F32_NORMS.contains(&query_norm) {
+                        dots[i][j] / (row_norm * query_norm)
+                    } else {
+                        cosine_in_f64(row_tile[i], &queries[j * width..][..width])
                     };
                 }
             }

@@ -44,8 +44,8 @@ use crate::{
 /// # Ok::<(), mha::Error>(())
 /// ```
 /// # Source
-/// Vaswani et al. 2017, section 3.2.2, <https://arxiv.org/abs/1706.03762>. [`crate::reference`] computes
-/// the same in 40 lines.
+/// Vaswani et al. 2017, section 3.2.2, <https://arxiv.org/abs/1706.03762>. [`crate::reference`]
+/// computes the same in 40 lines.
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     config: AttentionConfig,
@@ -71,9 +71,10 @@ impl MultiHeadAttention {
         let [query, key, value, output] = config.projections().map(|p| {
             Linear::load(config.compute_type, p.input, p.output, p.bias, weights.pp(p.name))
         });
-        let (maps, joined) = match config.has_one_width() {
-            true => Linear::joined([query?, key?, value?])?,
-            false => ([query?, key?, value?], None),
+        let (maps, joined) = if config.has_one_width() {
+            Linear::joined([query?, key?, value?])?
+        } else {
+            ([query?, key?, value?], None)
         };
         let [query, key, value] = maps;
         Ok(Self { config: *config, query, key, value, output: output?, joined })

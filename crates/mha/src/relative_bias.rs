@@ -43,9 +43,10 @@ pub fn relative_position_bucket(distance: isize, num_buckets: usize, max_distanc
 
 /// Checks the arguments of [`relative_position_bucket`].
 fn check_buckets(num_buckets: usize, max_distance: usize) -> Result<()> {
-    match num_buckets >= 4 && max_distance > num_buckets / 4 {
-        true => Ok(()),
-        false => Err(Error::Buckets { num_buckets, max_distance }),
+    if num_buckets >= 4 && max_distance > num_buckets / 4 {
+        Ok(())
+    } else {
+        Err(Error::Buckets { num_buckets, max_distance })
     }
 }
 

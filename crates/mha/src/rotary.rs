@@ -150,9 +150,12 @@ impl Rotary {
         }
         // A ragged sequence has a part of the positions; each sequence of a batch has all of them.
         let mut rest = &positions[..];
-        let sequences = lengths.iter().map(|&length| match mask.is_ragged() {
-            true => rest.split_off(..length).unwrap_or_default(),
-            false => &positions[..],
+        let sequences = lengths.iter().map(|&length| {
+            if mask.is_ragged() {
+                rest.split_off(..length).unwrap_or_default()
+            } else {
+                &positions[..]
+            }
         });
         let rotations = sequences
             .zip(&lengths)
@@ -160,9 +163,10 @@ impl Rotary {
         let rotations = rotations.collect::<Result<Vec<_>>>()?;
         let join = |table: fn(&RotaryAt) -> &Tensor| {
             let tables: Vec<&Tensor> = rotations.iter().map(table).collect();
-            match mask.is_ragged() {
-                true => Tensor::cat(&tables, 0),    // (T, D / 2)
-                false => Tensor::stack(&tables, 0), // (B, T, D / 2)
+            if mask.is_ragged() {
+                Tensor::cat(&tables, 0) // (T, D / 2)
+            } else {
+                Tensor::stack(&tables, 0) // (B, T, D / 2)
             }
         };
         Ok(RotaryAt { cos: join(|rotation| &rotation.cos)?, sin: join(|rotation| &rotation.sin)? })
@@ -235,9 +239,10 @@ impl RotaryAt {
             _ => x.clone(),
         };
         let (cos, sin) = (self.cos.to_dtype(x_f32.dtype())?, self.sin.to_dtype(x_f32.dtype())?);
-        let rotated = match x.track_op() {
-            true => rotate_with_gradients(&x_f32, &cos, &sin)?,
-            false => rope(&x_f32.contiguous()?, &cos, &sin)?,
+        let rotated = if x.track_op() {
+            rotate_with_gradients(&x_f32, &cos, &sin)?
+        } else {
+            rope(&x_f32.contiguous()?, &cos, &sin)?
         };
         Ok(rotated.to_dtype(x.dtype())?)
     }
@@ -269,9 +274,10 @@ impl QueryKeyTransform for RotaryAt {
         check_heads(heads, h)?;
         // An empty tensor can have strides of 0, which candle refuses for in-place operations.
         let is_empty = heads.elem_count() == 0;
-        let rotated = match is_empty || rotate_in_place(heads, &self.cos, &self.sin)? {
-            true => heads.clone(),
-            false => self.rotate(heads)?,
+        let rotated = if is_empty || rotate_in_place(heads, &self.cos, &self.sin)? {
+            heads.clone()
+        } else {
+            self.rotate(heads)?
         };
         Ok((rotated.narrow(1, 0, h)?, rotated.narrow(1, h, heads.dim(1)? - h)?))
     }

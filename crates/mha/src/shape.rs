@@ -17,10 +17,7 @@ pub(crate) fn expect_rank(
     rank: usize,
     shape: &str,
 ) -> Result<()> {
-    match x.rank() == rank {
-        true => Ok(()),
-        false => Err(shape_error(argument, x, shape.to_string())),
-    }
+    if x.rank() == rank { Ok(()) } else { Err(shape_error(argument, x, shape.to_string())) }
 }
 
 /// Checks the dimensions of `x`; `shape` is the expected shape in the letters of the table in
@@ -31,9 +28,10 @@ pub(crate) fn expect_dims(
     dims: &[usize],
     shape: &'static str,
 ) -> Result<()> {
-    match x.dims() == dims {
-        true => Ok(()),
-        false => Err(shape_error(argument, x, format!("{shape} = {dims:?}"))),
+    if x.dims() == dims {
+        Ok(())
+    } else {
+        Err(shape_error(argument, x, format!("{shape} = {dims:?}")))
     }
 }
 
@@ -113,8 +111,9 @@ pub fn check_offsets(offsets: &[usize], min_length: usize, tokens: usize) -> Res
             return wrong(i + 1, pair[1], expected);
         }
     }
-    match last == tokens {
-        true => Ok(()),
-        false => wrong(offsets.len() - 1, last, format!("{tokens}, the number of tokens")),
+    if last == tokens {
+        Ok(())
+    } else {
+        wrong(offsets.len() - 1, last, format!("{tokens}, the number of tokens"))
     }
 }

@@ -121,10 +121,7 @@ impl Module for Activation {
 /// would otherwise compute in half precision: x³ in the tanh form of GELU would overflow f16, and
 /// rounding would make the gradient of SiLU 0 instead of 1 for large x.
 fn for_gradients(x: &Tensor) -> Result<Tensor> {
-    match x.track_op() {
-        true => widened(x),
-        false => Ok(x.clone()),
-    }
+    if x.track_op() { widened(x) } else { Ok(x.clone()) }
 }
 
 /// `x` in f32 if it has a half-precision dtype.

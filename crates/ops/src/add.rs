@@ -23,9 +23,10 @@ use crate::{Result, cpu};
 /// # Ok::<(), ops::Error>(())
 /// ```
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    match cpu::prefers_kernel(&[x, y]) && x.shape() == y.shape() {
-        true => Ok(x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &CpuAdd)?),
-        false => Ok((x + y)?),
+    if cpu::prefers_kernel(&[x, y]) && x.shape() == y.shape() {
+        Ok(x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, &CpuAdd)?)
+    } else {
+        Ok((x + y)?)
     }
 }
 

@@ -23,10 +23,7 @@ pub(crate) fn are_on_same_gpu(tensors: &[&Tensor]) -> bool {
 /// Makes `x` contiguous, with a start offset that is even, as kernels that read pairs require.
 pub fn contiguous_pairs(x: &Tensor) -> candle_core::Result<Tensor> {
     let x = x.contiguous()?;
-    match x.layout().start_offset().is_multiple_of(2) {
-        true => Ok(x),
-        false => x.copy(),
-    }
+    if x.layout().start_offset().is_multiple_of(2) { Ok(x) } else { x.copy() }
 }
 
 /// Calls `read` with the storage and layout of a tensor on a GPU.

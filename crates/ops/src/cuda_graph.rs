@@ -149,12 +149,11 @@ mod graphs {
             };
             let graph = Graph::record(ids.device().as_cuda_device()?, work)?;
             let captured = Self { graph, ids: graph_ids, hidden, _mask: Box::new(mask.clone()) };
-            match are_equal(&captured.replay(ids)?, expected)? {
-                true => Ok(captured),
-                false => Err(candle_core::Error::msg(
-                    "the CUDA graph's result differs from that of encode",
-                )
-                .into()),
+            if are_equal(&captured.replay(ids)?, expected)? {
+                Ok(captured)
+            } else {
+                Err(candle_core::Error::msg("the CUDA graph's result differs from that of encode")
+                    .into())
             }
         }
 

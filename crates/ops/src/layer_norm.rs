@@ -69,9 +69,10 @@ impl LayerNorm {
             Some(bias) => bias?,
             None => weight.zeros_like()?,
         };
-        let kernel = match cpu::prefers_kernel(&[&weight, &bias]) {
-            true => Some(CpuLayerNorm::new(&weight, &bias, eps)?),
-            false => None,
+        let kernel = if cpu::prefers_kernel(&[&weight, &bias]) {
+            Some(CpuLayerNorm::new(&weight, &bias, eps)?)
+        } else {
+            None
         };
         Ok(Self { weight, bias, eps, kernel })
     }

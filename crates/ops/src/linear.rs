@@ -197,9 +197,9 @@ impl Linear {
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., out)`
     /// # Errors
-    /// [`Error::DType`] if the map does not support the dtype of `x`: a map in bf16 or int8 supports
-    /// f32 and bf16, another map the dtype of its weights; [`Error::Candle`] if `x` has another width
-    /// or device; [`Error::NotLoaded`] if the weights are not loaded.
+    /// [`Error::DType`] if the map does not support the dtype of `x`: a map in bf16 or int8
+    /// supports f32 and bf16, another map the dtype of its weights; [`Error::Candle`] if `x` has
+    /// another width or device; [`Error::NotLoaded`] if the weights are not loaded.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_activated(x, None)
     }
@@ -363,9 +363,10 @@ impl Linear {
     pub fn joined<const N: usize>(maps: [Self; N]) -> Result<([Self; N], Option<Self>)> {
         let is_bf16 = matches!(maps[0].0, Kind::Bf16(_));
         let map = |weight: Tensor, bias| {
-            Ok::<_, Error>(Self(match is_bf16 {
-                true => Kind::Bf16(Bf16::new(&weight, bias)?),
-                false => Kind::Plain(candle_nn::Linear::new(weight, bias)),
+            Ok::<_, Error>(Self(if is_bf16 {
+                Kind::Bf16(Bf16::new(&weight, bias)?)
+            } else {
+                Kind::Plain(candle_nn::Linear::new(weight, bias))
             }))
         };
         let is_supported = |x: &Tensor| x.device().is_cuda() && !x.track_op();
@@ -395,7 +396,8 @@ impl Linear {
     }
 
     /// Several packed maps of the same input in one product, with output in the dtype that the
-    /// attention kernel multiplies; `None` if a map is not packed or its kernel does not support `x`.
+    /// attention kernel multiplies; `None` if a map is not packed or its kernel does not support
+    /// `x`.
     ///
     /// # Shapes
     /// `x`: `(.., in)`; returns `(.., Σ out)`
@@ -459,9 +461,10 @@ mod tests {
     fn weights_and_biases_that_do_not_fit_are_errors() -> Result<()> {
         let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Cpu);
         for tracked in [false, true] {
-            let weight = match tracked {
-                true => Var::zeros((3, 2), DType::F32, &Cpu)?.into_inner(),
-                false => zeros(&[3, 2])?,
+            let weight = if tracked {
+                Var::zeros((3, 2), DType::F32, &Cpu)?.into_inner()
+            } else {
+                zeros(&[3, 2])?
             };
             for bias in [zeros(&[2])?, zeros(&[1])?, zeros(&[1, 3])?] {
                 let error = Linear::new(ComputeType::F32, weight.clone(), Some(bias)).unwrap_err();

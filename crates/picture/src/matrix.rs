@@ -67,9 +67,12 @@ pub fn choose(
     head: HeadChoice,
 ) -> Result<Vec<Matrix>> {
     let (layers, heads, _, _) = attention.weights.dims4()?;
-    let check = |name, number: usize, count: usize| match number < count {
-        true => Ok(number),
-        false => Err(Error::NoLayerOrHead { name, got: number, max: count.saturating_sub(1) }),
+    let check = |name, number: usize, count: usize| {
+        if number < count {
+            Ok(number)
+        } else {
+            Err(Error::NoLayerOrHead { name, got: number, max: count.saturating_sub(1) })
+        }
     };
     let layer = check("layer", layer.unwrap_or(layers.saturating_sub(1)), layers)?;
     let weights = attention.weights.get(layer)?; // (H, T, S)

@@ -2,9 +2,10 @@
 
 /// The text, or its first `max − 1` characters and `…` if it has more than `max`.
 pub fn shortened(text: &str, max: usize) -> String {
-    match text.chars().count() > max {
-        true => text.chars().take(max - 1).chain(['…']).collect(),
-        false => text.to_string(),
+    if text.chars().count() > max {
+        text.chars().take(max - 1).chain(['…']).collect()
+    } else {
+        text.to_string()
     }
 }
 

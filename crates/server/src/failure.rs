@@ -185,9 +185,10 @@ impl Failure {
 
     /// Sets the field of a failure that has none, unless the failure is a defect of the server.
     pub fn with_default_field(self, field: &str) -> Self {
-        match self.field.is_none() && self.kind != Kind::Internal {
-            true => self.with_field(field),
-            false => self,
+        if self.field.is_none() && self.kind != Kind::Internal {
+            self.with_field(field)
+        } else {
+            self
         }
     }
 

@@ -149,12 +149,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), Failure> {
     }
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = value.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    match essence.eq_ignore_ascii_case("application/json") {
-        true => Ok(()),
-        false => {
-            let message = format!("content-type {essence:?}: expected application/json");
-            Err(Failure::new(Kind::MediaType, message))
-        }
+    if essence.eq_ignore_ascii_case("application/json") {
+        Ok(())
+    } else {
+        let message = format!("content-type {essence:?}: expected application/json");
+        Err(Failure::new(Kind::MediaType, message))
     }
 }
 
@@ -234,8 +233,8 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     Ok((bytes, reserved))
 }
 
-/// An estimate of the memory that parsing a part of a body allocates: its texts, 40 bytes per string
-/// or list, and up to 8 bytes per number.
+/// An estimate of the memory that parsing a part of a body allocates: its texts, 40 bytes per
+/// string or list, and up to 8 bytes per number.
 fn parsed_bytes(json: &[u8]) -> usize {
     let cost = |byte: &u8| match byte {
         b'"' => 1 + 40 / 2,
@@ -260,10 +259,7 @@ pub fn without_blocking_others<T>(is_large: bool, f: impl FnOnce() -> T) -> T {
         let runtime = Handle::try_current();
         runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
     };
-    match is_large && is_multi() {
-        true => block_in_place(f),
-        false => f(),
-    }
+    if is_large && is_multi() { block_in_place(f) } else { f() }
 }
 
 fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {

@@ -246,8 +246,8 @@ impl Models {
         Ok(name.filter(|_| !is_single))
     }
 
-    /// The model called `name`, or the first model for a task if `name` is `None`. The pipeline of the
-    /// task has the type `P`, and fulfils the condition.
+    /// The model called `name`, or the first model for a task if `name` is `None`. The pipeline of
+    /// the task has the type `P`, and fulfils the condition.
     ///
     /// # Errors
     /// [`Kind::Backend`] if the named model has another task, or if `name` is `None` and no model
@@ -281,14 +281,14 @@ impl Models {
     }
 
     /// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, each with `more` bytes,
-    /// such as those of a prompt. `name_of` returns the name of a text in errors. Each group takes a
-    /// permit of its own, so that requests of few texts need not wait for all groups of larger
+    /// such as those of a prompt. `name_of` returns the name of a text in errors. Each group takes
+    /// a permit of its own, so that requests of few texts need not wait for all groups of larger
     /// requests. If the future is dropped, the groups that have not begun are not tokenized.
     ///
     /// # Errors
-    /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`], and for one whose tokenization
-    /// needs too much memory; the errors of `tokenize`; [`Kind::Internal`] if it panics on another
-    /// thread.
+    /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`], and for one whose
+    /// tokenization needs too much memory; the errors of `tokenize`; [`Kind::Internal`] if it
+    /// panics on another thread.
     pub(crate) async fn tokenize<I: Text, T: Send + 'static>(
         &self,
         tokenizer: &TextTokenizer,
@@ -300,12 +300,11 @@ impl Models {
         let groups = groups(&texts, more, &name_of)?;
         let start = Instant::now();
         let is_small = texts.iter().map(|text| text.bytes() + more).sum::<usize>() <= INLINE_BYTES;
-        let result = match is_small {
-            true => tokenize(&texts),
-            false => {
-                let tokenize = Arc::new(tokenize);
-                self.tokenize_groups(tokenizer, texts, groups, name_of, tokenize).await
-            }
+        let result = if is_small {
+            tokenize(&texts)
+        } else {
+            let tokenize = Arc::new(tokenize);
+            self.tokenize_groups(tokenizer, texts, groups, name_of, tokenize).await
         };
         self.0.metrics.stage(Stage::Tokenize).observe(start.elapsed().as_secs_f64());
         result
@@ -347,12 +346,11 @@ impl Models {
             let largest = parts.map(|part| tokenizer.tokenization_memory(part)).max();
             // The texts of a group are tokenized on several threads.
             let memory = largest.unwrap_or(0) * group.len().min(max_threads());
-            let share = match memory > TOKENIZER_MEMORY {
-                false => None,
-                true => {
-                    let share = self.0.memory.take_for_tokenizer(memory).await;
-                    Some(share.map_err(|failure| failure.with_name(&name_of(group.start)))?)
-                }
+            let share = if memory > TOKENIZER_MEMORY {
+                let share = self.0.memory.take_for_tokenizer(memory).await;
+                Some(share.map_err(|failure| failure.with_name(&name_of(group.start)))?)
+            } else {
+                None
             };
             let (texts, tokenize) = (texts.clone(), tokenize.clone());
             let tokenize = move || {

@@ -69,9 +69,10 @@ impl Drop for InProgress<'_> {
                 None,
             );
             let _entered = self.span.enter();
-            let reason = match self.models.is_stopping() {
-                true => "the server ended before the response",
-                false => "the client closed the connection",
+            let reason = if self.models.is_stopping() {
+                "the server ended before the response"
+            } else {
+                "the client closed the connection"
             };
             tracing::warn!(status = CLIENT_CLOSED, seconds, reason, "no response");
         }

@@ -226,9 +226,10 @@ impl Accepted<'_> {
 }
 
 fn cors(origins: &[HeaderValue]) -> CorsLayer {
-    let origin = match origins.iter().any(|origin| origin == "*") {
-        true => AllowOrigin::from(Any),
-        false => AllowOrigin::list(origins.iter().cloned()),
+    let origin = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::from(Any)
+    } else {
+        AllowOrigin::list(origins.iter().cloned())
     };
     CorsLayer::new()
         .allow_origin(origin)

@@ -75,10 +75,7 @@ fn check<'a>(
         }
         _ => false,
     };
-    match fits {
-        true => Ok(()),
-        false => Err(ValueMismatch::new(path, data_type.to_string(), json.summary())),
-    }
+    if fits { Ok(()) } else { Err(ValueMismatch::new(path, data_type.to_string(), json.summary())) }
 }
 
 /// The members of objects as one array per field. [`check`] must have accepted the objects.

@@ -159,10 +159,7 @@ impl Parts {
 
     fn of_runs<R: RunEndIndexType>(array: &RunArray<R>) -> Self {
         let (ends, first) = (array.run_ends(), array.run_ends().get_start_physical_index());
-        let runs = match array.is_empty() {
-            true => 0,
-            false => ends.get_end_physical_index() + 1 - first,
-        };
+        let runs = if array.is_empty() { 0 } else { ends.get_end_physical_index() + 1 - first };
         let run_ends = PrimitiveArray::<R>::from_iter_values(ends.sliced_values().take(runs));
         let children = vec![array.values().slice(first, runs)];
         Self { buffers: vec![], run_ends: Some(Arc::new(run_ends)), children }

@@ -99,11 +99,10 @@ pub(crate) fn convert(column: &ArrayRef, to: &DataType) -> Result<ArrayRef, (usi
     }
     let exact = |column: &ArrayRef| -> Result<ArrayRef, Reason> {
         // The comparison ignores values in a null struct or list.
-        match times(column, false).is_ok_and(|exact| exact.to_data() == column.to_data()) {
-            true => Ok(times(column, true)?),
-            false => {
-                Err(format!("{to} does not represent this {} exactly", column.data_type()).into())
-            }
+        if times(column, false).is_ok_and(|exact| exact.to_data() == column.to_data()) {
+            Ok(times(column, true)?)
+        } else {
+            Err(format!("{to} does not represent this {} exactly", column.data_type()).into())
         }
     };
     exact(column).map_err(|error| {
@@ -142,12 +141,11 @@ fn values<S: ArrowPrimitiveType, T: ArrowPrimitiveType>(
     f: fn(S::Native) -> Option<T::Native>,
 ) -> ArrayRef {
     let (array, data_type) = (array.as_primitive::<S>(), array.data_type());
-    match convert {
-        true => Arc::new(array.unary_opt::<_, T>(f).with_data_type(parquet_type(data_type))),
-        false => {
-            let exact = array.unary_opt::<_, S>(|value| f(value).map(|_| value));
-            Arc::new(exact.with_data_type(data_type.clone()))
-        }
+    if convert {
+        Arc::new(array.unary_opt::<_, T>(f).with_data_type(parquet_type(data_type)))
+    } else {
+        let exact = array.unary_opt::<_, S>(|value| f(value).map(|_| value));
+        Arc::new(exact.with_data_type(data_type.clone()))
     }
 }
 

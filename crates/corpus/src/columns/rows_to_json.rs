@@ -233,16 +233,16 @@ fn format_values(array: &dyn Array) -> Result<Vec<String>, ArrowError> {
     }
     let array = make_array(data);
     let formatter = ArrayFormatter::try_new(&array, &FormatOptions::new())?;
-    let text = |row: usize| match array.is_null(row) {
-        true => Ok(String::new()),
-        false => formatter.value(row).try_to_string(),
+    let text = |row: usize| {
+        if array.is_null(row) { Ok(String::new()) } else { formatter.value(row).try_to_string() }
     };
     let texts: Vec<String> = (0..array.len()).map(text).collect::<Result<_, _>>()?;
     // `arrow-cast` 60.1 writes this text for a duration of more than i64::MAX milliseconds.
     let is_duration = matches!(array.data_type(), DataType::Duration(_));
-    match is_duration && texts.iter().any(|text| text == "<invalid>") {
-        true => Err(ArrowError::CastError("a duration is too long to be formatted".to_string())),
-        false => Ok(texts),
+    if is_duration && texts.iter().any(|text| text == "<invalid>") {
+        Err(ArrowError::CastError("a duration is too long to be formatted".to_string()))
+    } else {
+        Ok(texts)
     }
 }
 

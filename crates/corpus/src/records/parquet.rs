@@ -30,13 +30,12 @@ pub(crate) fn read(file: File, name: &str, column: &str) -> Result<Records> {
     let file_metadata = metadata.metadata().file_metadata();
     let schema = with_time_zones(&schema, file_metadata);
     let schema = catch_panic(|| with_int96_units(&schema, file_metadata, &file)).map_err(error)?;
-    let metadata = match schema == *metadata.schema() {
-        true => metadata,
-        false => {
-            let options = options().with_schema(schema);
-            let metadata = || ArrowReaderMetadata::try_new(metadata.metadata().clone(), options);
-            catch_panic(metadata).map_err(error)?
-        }
+    let metadata = if schema == *metadata.schema() {
+        metadata
+    } else {
+        let options = options().with_schema(schema);
+        let metadata = || ArrowReaderMetadata::try_new(metadata.metadata().clone(), options);
+        catch_panic(metadata).map_err(error)?
     };
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata);
     let total = builder.metadata().file_metadata().num_rows();

@@ -24,7 +24,7 @@ use crate::{
 ///
 /// # Examples
 /// ```
-/// use corpus::{RecordFormat, RecordSource};
+/// use corpus::{Error, InputError, RecordFormat, RecordSource};
 ///
 /// let dir = tempfile::tempdir()?;
 /// let path = dir.path().join("records.log");
@@ -37,7 +37,7 @@ use crate::{
 /// assert!(records.next().is_none());
 ///
 /// let other = RecordSource::texts(["a text".to_string()]).with_field("title");
-/// assert!(matches!(other.open(), Err(corpus::Error::NoColumn { .. })));
+/// assert!(matches!(other.open(), Err(Error::Input(InputError::NoColumn { .. }))));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -87,8 +87,9 @@ impl Records {
     /// Skips the records that an interrupted run has read.
     ///
     /// # Errors
-    /// [`Error::InvalidRecord`] if the input cannot be read; [`ResumeError::InputShorter`] if it
-    /// has fewer records; [`ResumeError::InputChanged`] if its first records differ from these.
+    /// [`crate::Error::InvalidRecord`] if the input cannot be read; [`ResumeError::InputShorter`]
+    /// if it has fewer records; [`ResumeError::InputChanged`] if its first records differ from
+    /// these.
     pub(crate) fn skip_to(&mut self, position: InputPosition) -> Result<()> {
         let mut reached = InputPosition::default();
         for got in 0..position.read {
@@ -101,9 +102,10 @@ impl Records {
             };
             reached = reached.after(&record);
         }
-        match reached == position {
-            true => Ok(()),
-            false => Err(ResumeError::InputChanged { records: position.read }.into()),
+        if reached == position {
+            Ok(())
+        } else {
+            Err(ResumeError::InputChanged { records: position.read }.into())
         }
     }
 }

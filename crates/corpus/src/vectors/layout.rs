@@ -127,15 +127,16 @@ fn input_columns(
         Some(schema) => Ok((schema.clone(), vec![])),
         None => {
             let mut inferred = Inferred::new(source.name());
-            match source.is_stream() {
-                true => records.peek(TEXTS_PER_CHUNK, |first| {
+            if source.is_stream() {
+                records.peek(TEXTS_PER_CHUNK, |first| {
                     first.iter().flatten().try_for_each(|record| inferred.add(record))
-                })?,
-                false => source.open()?.try_for_each(|record| match record {
+                })?
+            } else {
+                source.open()?.try_for_each(|record| match record {
                     Ok(record) => inferred.add(&record),
                     Err(_) if spec.skip_invalid => Ok(()),
                     Err(invalid) => Err(invalid.into()),
-                })?,
+                })?
             }
             Ok(inferred.columns())
         }
@@ -158,7 +159,7 @@ impl Inferred {
         let added = self.schema.add(&to_json(&self.name, record)?);
         added.map_err(|mismatch| {
             let (name, line) = (self.name.clone(), record.number);
-            Error::Output(OutputError::ColumnConflict { name, line, mismatch })
+            Error::Output(OutputError::ColumnConflict { name, line, mismatch: mismatch.into() })
         })
     }
 

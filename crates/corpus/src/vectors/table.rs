@@ -124,9 +124,10 @@ pub(crate) fn encode_batches(
     for count in batch_sizes(records.iter().map(size), BATCH_BYTES) {
         let range = start..start + count;
         let stream = encode_batch(schema, input, &records[range.clone()], &rows[range])?;
-        match streams.is_empty() {
-            true => streams = stream, // without a copy
-            false => streams.extend(stream),
+        if streams.is_empty() {
+            streams = stream; // without a copy
+        } else {
+            streams.extend(stream);
         }
         start += count;
     }
@@ -212,7 +213,7 @@ fn field_columns(schema: &SchemaRef, input: &str, records: &[Record]) -> Result<
         records.iter().map(|record| to_json(input, record)).collect::<Result<Vec<_>>>()?;
     columns::arrays(&objects, schema.fields()).map_err(|(i, mismatch)| {
         let (name, line) = (input.to_string(), records[i].number);
-        Error::Output(OutputError::StreamColumn { name, line, mismatch })
+        Error::Output(OutputError::StreamColumn { name, line, mismatch: mismatch.into() })
     })
 }
 

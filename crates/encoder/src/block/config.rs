@@ -562,10 +562,7 @@ impl EncoderConfig {
 /// [`mha::Error::TooLarge`] for more than 1,024 layers.
 pub(crate) fn check_num_hidden_layers(got: usize) -> Result<()> {
     let (field, max) = ("num_hidden_layers", 1024);
-    match got <= max {
-        true => Ok(()),
-        false => Err(mha::Error::TooLarge { field, got, max }.into()),
-    }
+    if got <= max { Ok(()) } else { Err(mha::Error::TooLarge { field, got, max }.into()) }
 }
 
 /// [`ConfigError::Unsupported`] for a value of an [`EncoderConfig`].

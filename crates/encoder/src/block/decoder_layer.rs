@@ -59,10 +59,10 @@ impl DecoderLayer {
     /// `cross_attention_norm`.
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
-    /// shape; [`crate::ConfigError::Unsupported`] for a config with pre-norm layers, or with
-    /// anything that makes attention depend on distances, such as rotary positions or windows; the
-    /// errors of [`EncoderConfig::check`].
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `weights` lack a tensor or have
+    /// it in another shape; [`crate::ConfigError::Unsupported`] for a config with pre-norm layers,
+    /// or with anything that makes attention depend on distances, such as rotary positions or
+    /// windows; the errors of [`EncoderConfig::check`].
     pub fn new<'a>(
         config: &EncoderConfig,
         add_cross_attention: bool,
@@ -81,12 +81,13 @@ impl DecoderLayer {
             unsupported("attention", expected, "that depends on distances")?;
         }
         let norm = |name| Norm::new(config, config.hidden_size, weights.pp(name));
-        let cross = match add_cross_attention {
-            false => None,
-            true => Some((
+        let cross = if add_cross_attention {
+            Some((
                 CrossAttention::new(&attention, weights.pp("cross_attention"))?,
                 norm("cross_attention_norm")?,
-            )),
+            ))
+        } else {
+            None
         };
         Ok(Self {
             attention: CausalSelfAttention::new(&attention, weights.pp("attention"))?,
@@ -100,8 +101,8 @@ impl DecoderLayer {
     /// Computes the keys and values of cross-attention from an encoder's output `(B, S, E)`.
     ///
     /// # Errors
-    /// [`InputError::NoCrossAttention`] if the layer has no cross-attention; [`Error::Attention`]
-    /// for a wrong shape.
+    /// [`InputError::NoCrossAttention`] if the layer has no cross-attention;
+    /// [`crate::Error::Attention`] for a wrong shape.
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
         match &self.cross {
             Some((cross, _)) => Ok(cross.memory(encoder_output)?),

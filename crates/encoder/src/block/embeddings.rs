@@ -81,9 +81,10 @@ impl InputEmbeddings {
             }
             None => None,
         };
-        let norm = match config.embeddings.norm {
-            true => Some(Norm::new(config, width, weights.pp("norm"))?),
-            false => None,
+        let norm = if config.embeddings.norm {
+            Some(Norm::new(config, width, weights.pp("norm"))?)
+        } else {
+            None
         };
         Ok(Self { words, types, positions, norm, projection, dtype: weights.dtype() })
     }

@@ -113,9 +113,10 @@ impl Encoder {
             rotary_of_layer,
             max_tokens: config.uses_tables().then(|| config.max_tokens()),
             windows: (0..num_hidden_layers).map(|i| config.window(i)).collect(),
-            final_norm: match config.norm.final_norm {
-                true => Some(Norm::new(config, config.hidden_size, weights.pp("final_norm"))?),
-                false => None,
+            final_norm: if config.norm.final_norm {
+                Some(Norm::new(config, config.hidden_size, weights.pp("final_norm"))?)
+            } else {
+                None
             },
         })
     }

@@ -67,10 +67,7 @@ impl EncoderLayer {
         Ok(Self {
             placement,
             attention: SelfAttention::new(&config.attention()?, weights.pp("attention"))?,
-            attention_norm: match has_attention_norm {
-                true => Some(norm("attention_norm")?),
-                false => None,
-            },
+            attention_norm: if has_attention_norm { Some(norm("attention_norm")?) } else { None },
             feed_forward: PositionWiseFeedForward::new(config, weights.pp("feed_forward"))?,
             feed_forward_norm: norm("feed_forward_norm")?,
         })
@@ -113,7 +110,8 @@ impl EncoderLayer {
         Ok(mask.lower([b, heads, t, t], x.dtype(), x.device())?)
     }
 
-    /// [`Self::forward_with`] with a mask from [`Self::lower`]. All layers of an encoder can use it.
+    /// [`Self::forward_with`] with a mask from [`Self::lower`]. All layers of an encoder can use
+    /// it.
     pub(crate) fn forward_lowered(
         &self,
         x: &Tensor,

@@ -36,10 +36,7 @@ impl RelativeEmbeddings {
         let radius = encoder.max_tokens() as isize - 1;
         Ok(Self {
             table: weights.get((config.rows(), e), "embeddings.weight")?,
-            norm: match config.norm {
-                true => Some(Norm::new(encoder, e, weights.pp("norm"))?),
-                false => None,
-            },
+            norm: if config.norm { Some(Norm::new(encoder, e, weights.pp("norm"))?) } else { None },
             config: config.clone(),
             rows: (-radius..=radius).map(|distance| config.row(distance)).collect(),
             projected: (0..layers).map(|_| OnceLock::new()).collect(),

@@ -85,9 +85,10 @@ impl ModelFiles {
                 Ok(Self { weights, ..Self::from_source(Source::Dir(dir.to_path_buf())) })
             }
             _ if path.exists() => {
-                let expected = match path.is_dir() {
-                    true => "expected a weights file, got a folder",
-                    false => "expected a regular file whose name is UTF-8",
+                let expected = if path.is_dir() {
+                    "expected a weights file, got a folder"
+                } else {
+                    "expected a regular file whose name is UTF-8"
                 };
                 let source = io::Error::other(expected);
                 Err(FileError::Io { path: path.display().to_string(), source }.into())

@@ -609,9 +609,10 @@ impl HubModel {
                 Err(error) => return Ok(retry(error)),
             }
         }
-        match start < metadata.size {
-            true => Ok(retry("the connection was closed early")),
-            false => Ok(Attempt::Done(())),
+        if start < metadata.size {
+            Ok(retry("the connection was closed early"))
+        } else {
+            Ok(Attempt::Done(()))
         }
     }
 
@@ -797,9 +798,10 @@ fn verify(
         }
         _ => return Ok(Ok(())),
     };
-    match got == metadata.etag {
-        true => Ok(Ok(())),
-        false => Ok(Err((format!("{name} {}", metadata.etag), got))),
+    if got == metadata.etag {
+        Ok(Ok(()))
+    } else {
+        Ok(Err((format!("{name} {}", metadata.etag), got)))
     }
 }
 

@@ -294,12 +294,11 @@ impl Naming {
         BUFFERS.contains(&own)
             || is_pooler()
             || is_unused()
-            || match self.decoder {
-                false => is_head(),
-                true => {
-                    head.starts_with(NEXT_SENTENCE)
-                        || self.lm_head_biases().iter().any(|bias| bias == name)
-                }
+            || if self.decoder {
+                head.starts_with(NEXT_SENTENCE)
+                    || self.lm_head_biases().iter().any(|bias| bias == name)
+            } else {
+                is_head()
             }
     }
 }

@@ -53,10 +53,7 @@ pub(super) fn is_pickled(file: &Opened) -> std::io::Result<bool> {
 /// Locates the tensors of a file that `torch.save` wrote.
 pub(super) fn tensors(file: &Opened) -> Result<TensorInfos> {
     let magic = read(file, 0, file.len().min(MAGIC.len() as u64))?;
-    match *magic == *MAGIC {
-        true => legacy(file),
-        false => archive(file),
-    }
+    if *magic == *MAGIC { legacy(file) } else { archive(file) }
 }
 
 fn read(file: &Opened, start: u64, len: u64) -> Result<Cow<'_, [u8]>> {
@@ -618,9 +615,10 @@ impl<'a> Pickle<'a> {
                     shape: self.sizes(shape)?,
                     strides: self.sizes(strides)?,
                 };
-                match view.shape.len() == view.strides.len() {
-                    true => Ok(view),
-                    false => Err("its numbers of sizes and strides differ".to_string()),
+                if view.shape.len() == view.strides.len() {
+                    Ok(view)
+                } else {
+                    Err("its numbers of sizes and strides differ".to_string())
                 }
             }
             // A parameter wraps a tensor. Nested parameters are rejected, which bounds the

@@ -105,12 +105,11 @@ impl LoadReport {
             if m.expected == m.got {
                 return format!("tensor {tensor:?} in {path}: expected {readable}, got {dtype}");
             }
-            let (and_dtype, got) = match ["f32", "f16", "bf16", "f64"].contains(&dtype.as_str()) {
-                true => (String::new(), format!("{:?}", m.got)),
-                false => {
-                    let got = format!("shape {:?} and dtype {dtype}", m.got);
-                    (format!(" and dtype {readable}"), got)
-                }
+            let (and_dtype, got) = if ["f32", "f16", "bf16", "f64"].contains(&dtype.as_str()) {
+                (String::new(), format!("{:?}", m.got))
+            } else {
+                let got = format!("shape {:?} and dtype {dtype}", m.got);
+                (format!(" and dtype {readable}"), got)
             };
             format!(
                 "tensor {tensor:?} in {path}: expected shape {:?}{}{and_dtype}, got {got}",

@@ -89,7 +89,7 @@ impl DecoderCache {
     /// Selects sequences in a new order: sequence `i` becomes the former sequence `beams[i]`.
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if an index is out of range.
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if an index is out of range.
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
         Ok(self.layers.iter_mut().try_for_each(|layer| layer.reorder(beams))?)
     }
@@ -114,7 +114,7 @@ impl DecoderMemory {
     /// A memory whose sequence `i` is this memory's sequence `batch[i]`.
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if an index is out of range.
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if an index is out of range.
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
         let layers = self.layers.iter().map(|layer| layer.reorder(batch));
         let layers = layers.collect::<mha::Result<_>>()?;
@@ -136,9 +136,9 @@ impl BertDecoder {
     /// cross-attention.
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
-    /// shape; [`crate::ConfigError::Value`], [`crate::ConfigError::Unsupported`] or
-    /// [`Error::Attention`] for an invalid config.
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `weights` lack a tensor or have
+    /// it in another shape; [`crate::ConfigError::Value`], [`crate::ConfigError::Unsupported`] or
+    /// [`crate::Error::Attention`] for an invalid config.
     pub fn new<'a>(config: &BertConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
         let weights = weights.into();
         let encoder_config = config.encoder_config();
@@ -214,8 +214,8 @@ impl BertDecoder {
     /// # Shapes
     /// `encoder_output`: `(B, S, E)`; `padding`: `(B, S)`, 0 hides a token
     /// # Errors
-    /// [`InputError::NoCrossAttention`] if the decoder has no cross-attention; [`Error::Attention`]
-    /// or [`Error::Candle`] for a wrong shape.
+    /// [`InputError::NoCrossAttention`] if the decoder has no cross-attention;
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] for a wrong shape.
     pub fn memory(
         &self,
         encoder_output: &Tensor,
@@ -245,7 +245,7 @@ impl BertDecoder {
     /// - [`InputError::OtherDecoder`] for a memory of a decoder with another number of layers
     /// - [`InputError::Id`] for an id that is negative or not below `vocab_size`
     /// - [`InputError::TooLong`] for more tokens than `max_position_embeddings`
-    /// - [`Error::Attention`] for a wrong shape or dtype
+    /// - [`crate::Error::Attention`] for a wrong shape or dtype
     pub fn forward(
         &self,
         input_ids: &Tensor,

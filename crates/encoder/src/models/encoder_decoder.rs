@@ -65,12 +65,11 @@ impl EncoderDecoder {
     ) -> Result<Self> {
         let (encoder, decoder) = (encoder.into(), decoder.into());
         let (from, to) = (config.encoder.hidden_size, config.decoder.hidden_size);
-        let memory_projection = match from == to {
-            true => None,
-            false => {
-                let weights = decoder.pp("memory_projection");
-                Some(Linear::load(config.decoder.compute_type, from, to, true, weights)?)
-            }
+        let memory_projection = if from == to {
+            None
+        } else {
+            let weights = decoder.pp("memory_projection");
+            Some(Linear::load(config.decoder.compute_type, from, to, true, weights)?)
         };
         let encoder_config = config.encoder.encoder_config();
         Ok(Self {

@@ -79,8 +79,8 @@ impl EncoderModel {
     /// [`VarBuilder::from_mmaped_safetensors`]: candle_nn::VarBuilder::from_mmaped_safetensors
     ///
     /// # Errors
-    /// [`Error::Attention`] or [`Error::Candle`] if `weights` lack a tensor or have it in another
-    /// shape; the errors of [`EncoderConfig::check`].
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `weights` lack a tensor or have
+    /// it in another shape; the errors of [`EncoderConfig::check`].
     pub fn new<'a>(
         config: &EncoderConfig,
         add_pooling_layer: bool,
@@ -89,9 +89,10 @@ impl EncoderModel {
         let weights = weights.into();
         config.check()?;
         let e = config.hidden_size;
-        let pooler = match add_pooling_layer {
-            true => Some(Linear::load(config.compute_type, e, e, true, weights.pp("pooler"))?),
-            false => None,
+        let pooler = if add_pooling_layer {
+            Some(Linear::load(config.compute_type, e, e, true, weights.pp("pooler"))?)
+        } else {
+            None
         };
         Ok(Self {
             config: config.clone(),

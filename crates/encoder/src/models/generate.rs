@@ -262,9 +262,10 @@ impl Sampler {
 /// [`Error::NonFiniteOutput`] if a logit is NaN or ∞, or all are −∞.
 fn check_logits(logits: &[f32]) -> Result<()> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    match largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()) {
-        true => Ok(()),
-        false => Err(Error::NonFiniteOutput),
+    if largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()) {
+        Ok(())
+    } else {
+        Err(Error::NonFiniteOutput)
     }
 }
 

@@ -473,9 +473,10 @@ impl DenseHead {
         Ok(Self {
             dense: Linear::load(encoder.compute_type, e, e, bias, weights.pp("sequence_head"))?,
             activation: heads.sequence_activation,
-            norm: match heads.norm {
-                true => Some(Norm::new(encoder, e, weights.pp("sequence_head_norm"))?),
-                false => None,
+            norm: if heads.norm {
+                Some(Norm::new(encoder, e, weights.pp("sequence_head_norm"))?)
+            } else {
+                None
             },
         })
     }
@@ -483,10 +484,7 @@ impl DenseHead {
     /// The dense layer that precedes the token classifier or the question-answering layer; `None`
     /// if the architecture has none.
     fn of_tokens(config: &ModelConfig, weights: &Weights) -> Result<Option<Self>> {
-        match config.heads.token_dense {
-            true => Ok(Some(Self::new(config, weights)?)),
-            false => Ok(None),
-        }
+        if config.heads.token_dense { Ok(Some(Self::new(config, weights)?)) } else { Ok(None) }
     }
 
     /// `x`: `(.., E)`; returns `(.., E)`

@@ -26,20 +26,18 @@ impl LmHead {
         let width = encoder.embedding_size();
         let may_have = |name: &str| !heads.lm_biases_are_optional || weights.contains_tensor(name);
         let tied = heads.tie_word_embeddings && !has_separate_matrix(&weights, &words, (v, width))?;
-        let decoder = match tied {
-            true => {
-                let has_decoder_bias = weights.contains_tensor("decoder.bias");
-                let name = if has_decoder_bias { "decoder.bias" } else { "bias" };
-                let bias = match heads.lm_decoder_bias && may_have(name) {
-                    true => Some(weights.get(v, name)?),
-                    false => None,
-                };
-                Linear::from_loaded(compute_type, words, bias)?
-            }
-            false => {
-                let has_bias = heads.lm_decoder_bias && may_have("decoder.bias");
-                Linear::load(compute_type, width, v, has_bias, weights.pp("decoder"))?
-            }
+        let decoder = if tied {
+            let has_decoder_bias = weights.contains_tensor("decoder.bias");
+            let name = if has_decoder_bias { "decoder.bias" } else { "bias" };
+            let bias = if heads.lm_decoder_bias && may_have(name) {
+                Some(weights.get(v, name)?)
+            } else {
+                None
+            };
+            Linear::from_loaded(compute_type, words, bias)?
+        } else {
+            let has_bias = heads.lm_decoder_bias && may_have("decoder.bias");
+            Linear::load(compute_type, width, v, has_bias, weights.pp("decoder"))?
         };
         let has_bias = heads.dense_bias && may_have("transform.bias");
         Ok(Self {

@@ -123,9 +123,10 @@ impl ModelConfig {
     /// The sets of names that the architecture's checkpoints give to tensors.
     pub(crate) fn names(&self) -> &'static [Names] {
         let is_deberta = self.architecture.name == DEBERTA.name;
-        match is_deberta && self.encoder.disentangled.is_none() {
-            true => &NAMES_WITHOUT_RELATIVE_POSITIONS,
-            false => self.architecture.names,
+        if is_deberta && self.encoder.disentangled.is_none() {
+            &NAMES_WITHOUT_RELATIVE_POSITIONS
+        } else {
+            self.architecture.names
         }
     }
 }

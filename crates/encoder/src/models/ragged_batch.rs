@@ -91,7 +91,7 @@ impl RaggedBatch {
     /// # Shapes
     /// `input_ids`, `token_type_ids`: `(B, T)`, u32; `visible`: `(B, T)`, u8
     /// # Errors
-    /// [`Error::Candle`] for a wrong rank or dtype.
+    /// [`crate::Error::Candle`] for a wrong rank or dtype.
     pub(crate) fn from_padded(
         config: &EncoderConfig,
         input_ids: &Tensor,

@@ -267,9 +267,10 @@ impl Embedder {
     /// # Errors
     /// [`InputError::Dimension`] if `dimension` is 0 or exceeds the model's.
     pub fn with_dimension(self, dimension: usize) -> Result<Self> {
-        match (1..=self.width).contains(&dimension) {
-            true => Ok(Self { dimension, renormalizes: true, ..self }),
-            false => Err(InputError::Dimension { got: dimension, max: self.width }.into()),
+        if (1..=self.width).contains(&dimension) {
+            Ok(Self { dimension, renormalizes: true, ..self })
+        } else {
+            Err(InputError::Dimension { got: dimension, max: self.width }.into())
         }
     }
 
@@ -473,8 +474,9 @@ impl Embedder {
     /// returns `(B, E)`, f32; `(0, E)` for no texts
     /// # Errors
     /// [`InputError::OnlyPrompt`] for a text without tokens beyond the prompt, if the prompt is not
-    /// pooled; [`Error::Candle`] if the computation fails, such as for lack of memory on a GPU; the
-    /// errors of `run`; [`Error::Stopped`] if `run` succeeds without a call of the batch.
+    /// pooled; [`crate::Error::Candle`] if the computation fails, such as for lack of memory on a
+    /// GPU; the errors of `run`; [`crate::Error::Stopped`] if `run` succeeds without a call of the
+    /// batch.
     /// # Examples
     /// Two texts in two batches, because of the budget of tokens:
     /// ```
@@ -532,9 +534,10 @@ impl Embedder {
         let means = sums.into_iter().zip(weights).zip(windows).map(|((sum, weight), windows)| {
             let mean = sum.into_iter().map(|x| x / weight).collect();
             let mean = Tensor::from_vec(mean, (1, e), device)?;
-            match windows.len() > 1 && self.is_normalized() {
-                true => Ok(l2_normalize(&mean)?),
-                false => Ok(mean),
+            if windows.len() > 1 && self.is_normalized() {
+                Ok(l2_normalize(&mean)?)
+            } else {
+                Ok(mean)
             }
         });
         let means = means.collect::<Result<Vec<_>>>()?;
@@ -561,8 +564,8 @@ impl Embedder {
     /// The errors of [`Self::embed_tokenized`]; [`InputError::EmptySequence`] for a sequence
     /// without tokens; [`InputError::Id`] for an id outside the vocabulary; [`InputError::TooLong`]
     /// for a sequence longer than [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens),
-    /// which can exceed the maximum length that texts are truncated to; [`Error::Attention`] if the
-    /// numbers of ids and types differ.
+    /// which can exceed the maximum length that texts are truncated to; [`crate::Error::Attention`]
+    /// if the numbers of ids and types differ.
     /// # Examples
     /// ```
     /// use encoder::{EmbedOptions, Embedder, LoadOptions};
@@ -610,9 +613,10 @@ impl Embedder {
             return Ok(x);
         }
         let truncated = x.narrow(1, 0, self.dimension)?.contiguous()?;
-        match self.renormalizes && self.normalizes() {
-            true => Ok(l2_normalize(&truncated)?),
-            false => Ok(truncated),
+        if self.renormalizes && self.normalizes() {
+            Ok(l2_normalize(&truncated)?)
+        } else {
+            Ok(truncated)
         }
     }
 }

@@ -205,24 +205,19 @@ impl Inspection {
             let error = EncoderDecoder::new(&config, encoder, decoder).err();
             (namings.to_vec(), error, "BERT encoder-decoder".to_string(), "EncoderDecoder")
         } else {
-            match keys.is_decoder() {
-                true => {
-                    let config = BertConfig::read(&json)?;
-                    let naming =
-                        Naming::detect(&[bert::NAMES], &names, weights.path())?.of_decoder();
-                    let error = BertDecoder::new(&config, model(naming.clone())).err();
-                    (vec![naming], error, "BERT decoder".to_string(), "BertDecoder")
-                }
-                false => {
-                    let config = ModelConfig::read(&json)?;
-                    let naming = Naming::detect(config.names(), &names, weights.path())?;
-                    let weights = model(naming.clone());
-                    let error =
-                        EncoderModel::new(&config.encoder, has_pooler(&weights), weights).err();
-                    let architecture = format!("{} encoder", config.architecture());
-                    encoder = Some(config);
-                    (vec![naming], error, architecture, "EncoderModel")
-                }
+            if keys.is_decoder() {
+                let config = BertConfig::read(&json)?;
+                let naming = Naming::detect(&[bert::NAMES], &names, weights.path())?.of_decoder();
+                let error = BertDecoder::new(&config, model(naming.clone())).err();
+                (vec![naming], error, "BERT decoder".to_string(), "BertDecoder")
+            } else {
+                let config = ModelConfig::read(&json)?;
+                let naming = Naming::detect(config.names(), &names, weights.path())?;
+                let weights = model(naming.clone());
+                let error = EncoderModel::new(&config.encoder, has_pooler(&weights), weights).err();
+                let architecture = format!("{} encoder", config.architecture());
+                encoder = Some(config);
+                (vec![naming], error, architecture, "EncoderModel")
             }
         };
         let naming = &namings[0];

@@ -51,9 +51,10 @@ struct Entry {
 impl Entry {
     /// The class without its Python module, if it is a class of sentence-transformers.
     fn class(&self) -> &str {
-        match self.class.starts_with("sentence_transformers.") {
-            true => self.class.rsplit('.').next().unwrap_or_default(),
-            false => &self.class,
+        if self.class.starts_with("sentence_transformers.") {
+            self.class.rsplit('.').next().unwrap_or_default()
+        } else {
+            &self.class
         }
     }
 }

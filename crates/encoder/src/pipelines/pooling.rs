@@ -179,9 +179,10 @@ impl Pooling {
         let prompt = |i: usize| prompts.map_or(0, |prompts| prompts[i]);
         let sequences = offsets.windows(2).enumerate().map(|(i, w)| {
             let (tokens, prompt) = (w[1] - w[0], prompt(i));
-            match prompt < tokens {
-                true => Ok((w[0] + prompt..w[1], prompt)),
-                false => Err(InputError::OnlyPrompt { tokens }.into()),
+            if prompt < tokens {
+                Ok((w[0] + prompt..w[1], prompt))
+            } else {
+                Err(InputError::OnlyPrompt { tokens }.into())
             }
         });
         let sequences = sequences.collect::<Result<Vec<_>>>()?;

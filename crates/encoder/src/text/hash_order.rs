@@ -10,8 +10,8 @@ use tokenizers::{
 
 use crate::text::tokenizer_json::model_type;
 
-/// The error for a model in a `tokenizer.json` that lacks a key; `None` if it lacks none. Of several
-/// keys, the crate `tokenizers` names any.
+/// The error for a model in a `tokenizer.json` that lacks a key; `None` if it lacks none. Of
+/// several keys, the crate `tokenizers` names any.
 pub(crate) fn missing_key(json: &[u8]) -> Option<tokenizers::Error> {
     #[derive(Deserialize)]
     struct File {
@@ -116,10 +116,7 @@ struct UnlessHidden<'a> {
 
 impl Normalizer for UnlessHidden<'_> {
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
-        match self.hidden.contains_key(text.get()) {
-            true => Ok(()),
-            false => self.normalizer.normalize(text),
-        }
+        if self.hidden.contains_key(text.get()) { Ok(()) } else { self.normalizer.normalize(text) }
     }
 }
 

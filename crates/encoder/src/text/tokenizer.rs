@@ -391,9 +391,10 @@ impl TextTokenizer {
 
     /// The ids and types of the tokens.
     fn tokens(&self, encoding: &Encoding) -> Tokens {
-        let token_type_ids = match self.has_type_ids {
-            true => encoding.get_type_ids().to_vec(),
-            false => vec![0; encoding.len()],
+        let token_type_ids = if self.has_type_ids {
+            encoding.get_type_ids().to_vec()
+        } else {
+            vec![0; encoding.len()]
         };
         Tokens { input_ids: encoding.get_ids().to_vec(), token_type_ids, truncated: 0 }
     }
@@ -407,9 +408,10 @@ impl TextTokenizer {
         mut add: impl FnMut(&str, &Encoding) -> Result<()>,
     ) -> Result<()> {
         let encode = |chunk: &str| self.guarded(|tokenizer| encode(tokenizer, chunk));
-        match self.can_split {
-            true => chunks::for_each_chunk(text, encode, add),
-            false => add(text, &encode(text)?),
+        if self.can_split {
+            chunks::for_each_chunk(text, encode, add)
+        } else {
+            add(text, &encode(text)?)
         }
     }
 
@@ -634,10 +636,8 @@ impl TextTokenizer {
         mut f: impl FnMut(Piece),
     ) -> Result<()> {
         // The special tokens around a text are the same for every text.
-        let around = match with_special_tokens {
-            true => Some(self.joined(&[self.pad_id], None)?),
-            false => None,
-        };
+        let around =
+            if with_special_tokens { Some(self.joined(&[self.pad_id], None)?) } else { None };
         let special = |around: &Encoding, is_before: bool| -> Vec<Piece> {
             let is_special = around.get_special_tokens_mask();
             let text = is_special.iter().position(|&special| special == 0);
@@ -669,9 +669,10 @@ impl TextTokenizer {
     pub fn tokenization_memory(&self, text: &str) -> usize {
         /// Bytes per byte of a text, measured.
         const FACTOR: usize = 128;
-        let part = match self.can_split {
-            true => text.len().min(chunks::GROUP * chunks::longest_chunk(text)),
-            false => text.len(),
+        let part = if self.can_split {
+            text.len().min(chunks::GROUP * chunks::longest_chunk(text))
+        } else {
+            text.len()
         };
         part * FACTOR
     }

@@ -190,10 +190,7 @@ impl TokenizerClass {
 
     /// The default of the special tokens without a name.
     pub(crate) fn extra_special_tokens(&self) -> &'static [&'static str] {
-        match self.is_camembert() {
-            true => &["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"],
-            false => &[],
-        }
+        if self.is_camembert() { &["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"] } else { &[] }
     }
 
     /// Whether a mask token without options includes the white space before it.

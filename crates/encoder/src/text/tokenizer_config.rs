@@ -182,9 +182,10 @@ impl TokenizerConfig {
         }
         config.extend(overrides.clone());
         let is_legacy = !config.contains_key("added_tokens_decoder");
-        let map: Map<String, Value> = match is_legacy {
-            true => files.json(SPECIAL_TOKENS_MAP)?.unwrap_or_default(),
-            false => Map::new(),
+        let map: Map<String, Value> = if is_legacy {
+            files.json(SPECIAL_TOKENS_MAP)?.unwrap_or_default()
+        } else {
+            Map::new()
         };
         let path_of = |key: &str| match key {
             key if overrides.contains_key(key) => sentence.path.clone(),
@@ -241,9 +242,10 @@ impl TokenizerConfig {
             class_path,
             default_class,
         };
-        config.with_ids = match is_legacy {
-            true => config.legacy_added_tokens(files)?,
-            false => config.added_tokens_decoder(&path_of("added_tokens_decoder"))?,
+        config.with_ids = if is_legacy {
+            config.legacy_added_tokens(files)?
+        } else {
+            config.added_tokens_decoder(&path_of("added_tokens_decoder"))?
         };
         Ok(config)
     }

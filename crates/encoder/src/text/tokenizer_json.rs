@@ -73,11 +73,10 @@ impl<M, N, P> TokenizerJson<M, N, P> {
     /// The added tokens with their ids; none if `tokenizer_config.json` has the key
     /// `added_tokens_decoder`.
     pub(crate) fn added_tokens(&self, config: &TokenizerConfig) -> Vec<(u32, AddedToken)> {
-        match config.lists_added_tokens() {
-            true => vec![],
-            false => {
-                self.added_tokens.iter().map(|token| (token.id, token.token.clone())).collect()
-            }
+        if config.lists_added_tokens() {
+            vec![]
+        } else {
+            self.added_tokens.iter().map(|token| (token.id, token.token.clone())).collect()
         }
     }
 

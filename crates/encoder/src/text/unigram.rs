@@ -176,9 +176,10 @@ fn tokenizer(
         (UnigramRules::Albert, Some(processor)) => processor,
         (rules, _) => {
             let is_roberta = matches!(rules, UnigramRules::XlmRoberta | UnigramRules::Camembert);
-            let (first, last, second_type) = match is_roberta {
-                true => ("bos_token", "eos_token", ""),
-                false => ("cls_token", "sep_token", ":1"),
+            let (first, last, second_type) = if is_roberta {
+                ("bos_token", "eos_token", "")
+            } else {
+                ("cls_token", "sep_token", ":1")
             };
             let [(first, first_id), (last, last_id)] = [id(first)?, id(last)?];
             let single = vec![first.clone(), "$A".to_string(), last.clone()];

@@ -143,10 +143,10 @@ pub(crate) unsafe fn split_block<V: Vector>(
                 for term in 0..terms {
                     // The nearest bf16, ties away from zero: half an ulp is added to the bits, and
                     // the lower half is dropped.
-                    let nearest = match term + 1 == terms {
-                        // The last term is exact. Rounding could turn NaN into a number.
-                        true => rest,
-                        false => rest.map(|x| x.add_i32(half_ulp).odd_bf16()),
+                    let nearest = if term + 1 == terms {
+                        rest // The last term is exact. Rounding could turn NaN into a number.
+                    } else {
+                        rest.map(|x| x.add_i32(half_ulp).odd_bf16())
                     };
                     let lanes = nearest[0].pack_high_halves(nearest[1]);
                     lanes.store(to.add((term * TERM_LANES + pair) * MAX_NR + column));

@@ -73,9 +73,10 @@ unsafe fn product_and_bias<V: Vector, D: Dot<V>>(
 ) -> V {
     // SAFETY: upheld by the caller.
     unsafe {
-        match D::IS_QUANTISED {
-            true => dequantise(acc, row, panel, column),
-            false => acc.add(V::load(panel.bias.as_ptr().add(column))),
+        if D::IS_QUANTISED {
+            dequantise(acc, row, panel, column)
+        } else {
+            acc.add(V::load(panel.bias.as_ptr().add(column)))
         }
     }
 }

@@ -106,9 +106,10 @@ impl<'a> Panel<'a> {
 
 /// k in packed lanes; for BF16x3, with three terms per value.
 fn k_lanes(isa: Isa, compute_type: ComputeType, k: usize) -> usize {
-    match bf16x3::is_used(isa, compute_type) {
-        true => bf16x3::lanes(k),
-        false => k.div_ceil(compute_type.values_per_lane()),
+    if bf16x3::is_used(isa, compute_type) {
+        bf16x3::lanes(k)
+    } else {
+        k.div_ceil(compute_type.values_per_lane())
     }
 }
 
@@ -217,9 +218,10 @@ impl PackedLinear {
         let per_panel = |terms: usize| nr * k_lanes * terms / 3;
         let len = panels.as_f32().len();
         let fits = |terms: &usize| padded / nr * per_panel(*terms) == len;
-        let terms = match bf16x3::is_used(isa, compute_type) {
-            true => Some([2, 3].into_iter().find(fits)?),
-            false => None,
+        let terms = if bf16x3::is_used(isa, compute_type) {
+            Some([2, 3].into_iter().find(fits)?)
+        } else {
+            None
         };
         let is_int8 = compute_type == ComputeType::Int8;
         let is_padded = |array: &SharedBytes| array.as_f32().len() == padded;

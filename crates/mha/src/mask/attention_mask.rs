@@ -433,10 +433,7 @@ impl AttentionMask {
     /// # Errors
     /// [`Error::Shape`] or [`Error::ValidLength`] if a part does not fit `b` sequences of `s` keys.
     pub fn visible_keys(&self, b: usize, s: usize, device: &Device) -> Result<Option<Tensor>> {
-        match self.is_padding_alone() {
-            true => Ok(Some(self.unpadded_keys(b, s, device)?)),
-            false => Ok(None),
-        }
+        if self.is_padding_alone() { Ok(Some(self.unpadded_keys(b, s, device)?)) } else { Ok(None) }
     }
 
     /// The keys that padding and valid lengths per sequence leave visible; other parts are ignored.

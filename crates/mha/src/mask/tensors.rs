@@ -271,10 +271,9 @@ fn rank_4(argument: &'static str, x: &Tensor, dims: [usize; 4]) -> Result<Tensor
     let padded = [&[1; 4][..missing], x.dims()].concat();
     let fits =
         padded.len() == 4 && padded.iter().zip(dims).all(|(&got, dim)| got == 1 || got == dim);
-    match fits {
-        true => Ok(x.reshape(padded)?),
-        false => {
-            Err(shape_error(argument, x, format!("one that broadcasts to (B, H, T, S) = {dims:?}")))
-        }
+    if fits {
+        Ok(x.reshape(padded)?)
+    } else {
+        Err(shape_error(argument, x, format!("one that broadcasts to (B, H, T, S) = {dims:?}")))
     }
 }

@@ -1,6 +1,7 @@
 //! Deserialises the objects of requests. The rule for every field is here: a field that can change
 //! the result is obeyed, or refused by its name; a field that cannot, or that has no value, is
-//! ignored. A field has no value if it is null, `""`, `[]` or `{}`; a required field always has one.
+//! ignored. A field has no value if it is null, `""`, `[]` or `{}`; a required field always has
+//! one.
 
 use std::{fmt, marker::PhantomData};
 
@@ -128,9 +129,10 @@ impl<'de> DeserializeSeed<'de> for Unknown<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
-        match Ignored(self.name).deserialize(value)? {
-            true => Ok(()),
-            false => Err(Error::unknown_field(self.name, self.fields)),
+        if Ignored(self.name).deserialize(value)? {
+            Ok(())
+        } else {
+            Err(Error::unknown_field(self.name, self.fields))
         }
     }
 }
@@ -143,9 +145,10 @@ impl<'de> DeserializeSeed<'de> for Ignored<'_> {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<bool, D::Error> {
-        match WITHOUT_EFFECT.contains(&self.0) {
-            true => IgnoredAny::deserialize(value).map(|_| true),
-            false => value.deserialize_any(IgnoredVisitor),
+        if WITHOUT_EFFECT.contains(&self.0) {
+            IgnoredAny::deserialize(value).map(|_| true)
+        } else {
+            value.deserialize_any(IgnoredVisitor)
         }
     }
 }
@@ -250,9 +253,10 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for OptionVisitor<V> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<V::Value, E> {
-        match text.is_empty() {
-            true => self.0.visit_none(),
-            false => self.0.visit_some(text.into_deserializer()),
+        if text.is_empty() {
+            self.0.visit_none()
+        } else {
+            self.0.visit_some(text.into_deserializer())
         }
     }
 

@@ -327,10 +327,8 @@ pub async fn predict(
     };
     let computed = Computed { model: found.name, texts, tokens };
     let mut all = scores.into_iter().map(of_text);
-    let predictions = match is_one {
-        true => elements(all.next().into_iter().flatten()),
-        false => elements(all),
-    };
+    let predictions =
+        if is_one { elements(all.next().into_iter().flatten()) } else { elements(all) };
     let response = list_response(&models, predictions, memory, computed);
     Ok(with_truncated(response, truncated))
 }
@@ -348,9 +346,10 @@ fn tokenize_mixed(classifier: &TextClassifier, pairs: &[Pair]) -> Result<Vec<Tok
         .collect();
     let mut of_texts = classifier.tokenize_texts(&texts)?.into_iter();
     // A model with a chat template refuses pairs, even an empty list.
-    let mut of_pairs = match pairs_only.is_empty() {
-        true => vec![].into_iter(),
-        false => classifier.tokenize_text_pairs(&pairs_only)?.into_iter(),
+    let mut of_pairs = if pairs_only.is_empty() {
+        vec![].into_iter()
+    } else {
+        classifier.tokenize_text_pairs(&pairs_only)?.into_iter()
     };
     let next = |(_, second): &Pair| match second {
         None => of_texts.next(),
@@ -597,15 +596,14 @@ pub async fn tokenize(
         let tokens = |text: &String| {
             let text = SplitText::new(own.tokenizer(), format!("{prompt}{text}"), special)?;
             let more = text.tokens.len();
-            match total.fetch_add(more, Ordering::Relaxed) + more > MAX_TOKENS {
-                false => Ok(text),
-                true => {
-                    let message = format!(
-                        "the response would have more than {MAX_TOKENS} tokens: send fewer or \
+            if total.fetch_add(more, Ordering::Relaxed) + more > MAX_TOKENS {
+                let message = format!(
+                    "the response would have more than {MAX_TOKENS} tokens: send fewer or \
                          shorter texts"
-                    );
-                    Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
-                }
+                );
+                Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
+            } else {
+                Ok(text)
             }
         };
         texts.iter().map(tokens).collect()
@@ -758,9 +756,12 @@ pub async fn decode(
     let memory = models.take_memory(LONGEST_TOKEN * tokens, "ids").await?;
     let own = model.clone();
     let texts = models.tokenize(model.tokenizer(), Arc::new(lists), 0, text_name, move |lists| {
-        let decode = |ids: &Vec<u32>| match skip_special_tokens.unwrap_or(true) {
-            true => own.tokenizer().decode(ids),
-            false => own.tokenizer().decode_all(ids),
+        let decode = |ids: &Vec<u32>| {
+            if skip_special_tokens.unwrap_or(true) {
+                own.tokenizer().decode(ids)
+            } else {
+                own.tokenizer().decode_all(ids)
+            }
         };
         let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
         texts.map_err(|error| Failure::from(error).with_field("ids"))
