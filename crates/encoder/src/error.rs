@@ -671,6 +671,19 @@ pub enum InputError {
     },
 }
 
+impl Error {
+    /// [`ConfigError::Unsupported`] for the value `got` of a key in the file at `path`.
+    pub(crate) fn unsupported(
+        path: impl Into<String>,
+        key: &'static str,
+        expected: &'static str,
+        got: impl ToString,
+    ) -> Self {
+        let got = got.to_string();
+        Self::Config(ConfigError::Unsupported { path: path.into(), key, expected, got })
+    }
+}
+
 impl From<ops::Error> for Error {
     fn from(error: ops::Error) -> Self {
         Self::Attention(error.into())

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use mha::{AttentionConfig, ComputeType, ProjectionBias, RotaryScaling};
 
-use crate::{Activation, ConfigError, Result};
+use crate::{Activation, ConfigError, Error, Result};
 
 /// The sizes and the variants of an encoder.
 ///
@@ -567,8 +567,7 @@ pub(crate) fn check_num_hidden_layers(got: usize) -> Result<()> {
 
 /// [`ConfigError::Unsupported`] for a value of an [`EncoderConfig`].
 pub(crate) fn unsupported(key: &'static str, expected: &'static str, got: &str) -> Result<()> {
-    let (path, got) = ("EncoderConfig".to_string(), got.to_string());
-    Err(ConfigError::Unsupported { path, key, expected, got }.into())
+    Err(Error::unsupported("EncoderConfig", key, expected, got))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
+    fmt,
     fs::{self, File},
     io::{self, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
@@ -10,8 +11,6 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-#[cfg(feature = "hub")]
-use super::hub::HubModel;
 use crate::{Error, FileError, Result};
 
 /// The files of a model: in a folder, in memory, or on the hub.
@@ -41,8 +40,25 @@ pub struct ModelFiles {
 enum Source {
     Dir(PathBuf),
     Memory(Arc<Memory>),
-    #[cfg(feature = "hub")]
-    Hub(Arc<HubModel>),
+    Remote(Arc<dyn RemoteFiles>),
+}
+
+/// The files of a model on another machine, which are stored on this machine when they are first
+/// read.
+pub(super) trait RemoteFiles: fmt::Debug + Send + Sync {
+    /// The model's name in error messages.
+    fn id(&self) -> &str;
+
+    /// The path of a file on this machine, after downloading it if necessary; `None` if the model
+    /// lacks the file.
+    ///
+    /// # Errors
+    /// The errors of a download.
+    fn get(&self, file: &str) -> Result<Option<PathBuf>>;
+
+    /// The error for a file that [`Self::get`] did not find; `None` if the model is known to lack
+    /// the file.
+    fn not_found_error(&self, file: &str) -> Option<Error>;
 }
 
 #[derive(Debug)]
@@ -112,8 +128,8 @@ impl ModelFiles {
     }
 
     #[cfg(feature = "hub")]
-    pub(super) fn hub(model: HubModel) -> Self {
-        Self::from_source(Source::Hub(Arc::new(model)))
+    pub(super) fn remote(model: impl RemoteFiles + 'static) -> Self {
+        Self::from_source(Source::Remote(Arc::new(model)))
     }
 
     fn from_source(source: Source) -> Self {
@@ -132,12 +148,8 @@ impl ModelFiles {
     }
 
     /// Whether reading a file may download it.
-    pub(super) fn are_on_hub(&self) -> bool {
-        match &self.source {
-            Source::Dir(_) | Source::Memory(_) => false,
-            #[cfg(feature = "hub")]
-            Source::Hub(_) => true,
-        }
+    pub(super) fn are_remote(&self) -> bool {
+        matches!(self.source, Source::Remote(_))
     }
 
     /// The name of the weights file, if it was given to [`Self::file`].
@@ -151,8 +163,7 @@ impl ModelFiles {
         match &self.source {
             Source::Dir(dir) => dir.join(format!("{prefix}{file}")).display().to_string(),
             Source::Memory(memory) => format!("{}/{prefix}{file}", memory.name),
-            #[cfg(feature = "hub")]
-            Source::Hub(model) => format!("{}/{prefix}{file}", model.id()),
+            Source::Remote(model) => format!("{}/{prefix}{file}", model.id()),
         }
     }
 
@@ -190,8 +201,7 @@ impl ModelFiles {
                 memory.files.get(&relative).map(|bytes| Ok(Opened::Bytes(bytes.clone())))
             }
             Source::Dir(dir) => Some(Opened::file(&dir.join(relative))),
-            #[cfg(feature = "hub")]
-            Source::Hub(model) => model.get(&relative)?.map(|path| Opened::file(&path)),
+            Source::Remote(model) => model.get(&relative)?.map(|path| Opened::file(&path)),
         };
         let opened = match opened {
             None => return Ok(None),
@@ -214,8 +224,7 @@ impl ModelFiles {
     }
 
     pub(super) fn no_file(&self, file: &str, expected: &'static str) -> Error {
-        #[cfg(feature = "hub")]
-        if let Source::Hub(model) = &self.source
+        if let Source::Remote(model) = &self.source
             && let Some(error) = model.not_found_error(&self.relative(file))
         {
             return error;

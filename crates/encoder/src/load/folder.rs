@@ -9,11 +9,15 @@ use std::{
 use serde::de::DeserializeOwned;
 
 use super::{
-    CONFIG,
     files::{ModelFiles, Opened},
     json::Json,
 };
 use crate::{Error, Result};
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+/// The config of an adapter (LoRA and others), as PEFT saves it beside the weights.
+pub(super) const ADAPTER: &str = "adapter_config.json";
 
 /// A folder of a [`ModelFolder::new`], or a subfolder. Both share what was read.
 #[derive(Clone)]
@@ -51,8 +55,8 @@ impl ModelFolder {
     }
 
     /// Whether reading a file may download it.
-    pub(crate) fn are_on_hub(&self) -> bool {
-        self.files.are_on_hub()
+    pub(crate) fn are_remote(&self) -> bool {
+        self.files.are_remote()
     }
 
     /// The error for a required file that does not exist.

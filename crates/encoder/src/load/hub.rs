@@ -29,7 +29,11 @@ use ureq::{
     tls::{RootCerts, TlsConfig},
 };
 
-use super::{huggingface_home, path_variable, save::temporary};
+use super::{
+    files::RemoteFiles,
+    home::{huggingface_home, path_variable},
+    save::temporary,
+};
 use crate::{Error, FileError, HubError, ModelFiles, Result};
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -276,13 +280,13 @@ impl Hub {
         let (hub, id, commit) = (self.clone(), name.to_string(), OnceLock::new());
         let (failure, reached) = (Mutex::new(None), AtomicBool::new(false));
         let model = HubModel { hub, id, revision, folder, commit, agent, failure, reached };
-        Ok(ModelFiles::hub(model))
+        Ok(ModelFiles::remote(model))
     }
 }
 
 /// A model on the hub.
 #[derive(Debug)]
-pub(super) struct HubModel {
+struct HubModel {
     hub: Hub,
     id: String,
     revision: String,
@@ -319,19 +323,18 @@ fn retry<T>(what: impl ToString) -> Attempt<T> {
     Attempt::Retry(what.to_string(), Duration::ZERO)
 }
 
-impl HubModel {
-    pub(super) fn id(&self) -> &str {
+impl RemoteFiles for HubModel {
+    fn id(&self) -> &str {
         &self.id
     }
 
-    /// The path of a file in the cache, after downloading it if necessary. `None` if the model
-    /// lacks the file, or if only the cache is used, the commit is known, and the file is not in
-    /// the cache.
+    /// The path in the cache. The result is also `None` if only the cache is used, the commit is
+    /// known, and the file is not in the cache.
     ///
     /// # Errors
     /// [`HubError::Offline`] if only the cache is used and the commit is not known; the errors of
     /// [`Self::metadata`] and [`Self::fetch`].
-    pub(super) fn get(&self, file: &str) -> Result<Option<PathBuf>> {
+    fn get(&self, file: &str) -> Result<Option<PathBuf>> {
         let commit = self.cached_commit();
         if let Some(commit) = &commit {
             let pointer = self.pointer(commit, file);
@@ -360,14 +363,14 @@ impl HubModel {
         Ok(Some(pointer))
     }
 
-    /// The error for a file that [`Self::get`] did not find; `None` if the model is known to lack
-    /// the file.
-    pub(super) fn not_found_error(&self, file: &str) -> Option<Error> {
+    fn not_found_error(&self, file: &str) -> Option<Error> {
         let is_absent = |commit: String| self.no_exist_marker(&commit, file).exists();
         (self.is_offline() && !self.cached_commit().is_some_and(is_absent))
             .then(|| self.offline(file))
     }
+}
 
+impl HubModel {
     /// Whether only the cache is used: in offline mode, or if the hub is unreachable and has not
     /// answered any request. Once it has answered, a failed request is an error: otherwise, an
     /// optional file that could not be downloaded would silently count as missing.

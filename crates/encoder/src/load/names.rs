@@ -1,6 +1,6 @@
 //! Maps the tensor names of this crate's modules to the names in checkpoints.
 
-use crate::{CheckpointError, Result, models::bert};
+use crate::{CheckpointError, Result};
 
 /// A module's path in this crate, its path in a checkpoint, and what determines each dimension of
 /// its weight: a config key, or a description if no key does.
@@ -189,10 +189,11 @@ impl Naming {
         Self { decoder: true, ..self }
     }
 
-    /// The namings of the encoder and the decoder in an encoder-decoder checkpoint of BERT.
-    pub(crate) fn encoder_decoder(stored: &[&str], tied: bool) -> [Self; 2] {
+    /// The namings of the encoder and the decoder in an encoder-decoder checkpoint. `names` are
+    /// those of both.
+    pub(crate) fn encoder_decoder(names: &'static Names, stored: &[&str], tied: bool) -> [Self; 2] {
         let naming = |prefix: &str, heads| {
-            let naming = Self::new(&bert::NAMES, prefix.to_string(), heads, gamma_beta(stored));
+            let naming = Self::new(names, prefix.to_string(), heads, gamma_beta(stored));
             Self { tied, ..naming }
         };
         [naming(ENCODER, ENCODER), naming(DECODER, "decoder.").of_decoder()]
@@ -316,6 +317,7 @@ fn split_layer(module: &str) -> Option<(&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::bert;
 
     fn detect(stored: &[&str]) -> Result<Naming> {
         static NAMES: [Names; 1] = [bert::NAMES];

@@ -11,11 +11,11 @@ use safetensors::{SafeTensorError, tensor::Metadata};
 use serde::Deserialize;
 
 use super::{
-    WEIGHTS,
     files::Opened,
-    folder::ModelFolder,
+    folder::{ModelFolder, WEIGHTS},
+    hash::{hash, hash_of_file},
     json::Json,
-    packed_cache, pickle,
+    pickle,
     tensor_info::{TensorInfo, TensorInfos},
 };
 use crate::{CheckpointError, Error, FileError, Result};
@@ -127,13 +127,13 @@ impl WeightFiles {
     pub(crate) fn hash(&self, folder: &Path) -> Result<u128> {
         let hashes = self.shards.iter().map(|shard| {
             let hash = match &shard.file {
-                Opened::Bytes(bytes) => Ok(packed_cache::hash(bytes)),
-                file => packed_cache::hash_of_file(file, folder),
+                Opened::Bytes(bytes) => Ok(hash(bytes)),
+                file => hash_of_file(file, folder),
             };
             hash.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
         });
         let hashes = hashes.map(|hash| Ok(hash?.to_le_bytes())).collect::<Result<Vec<_>>>()?;
-        Ok(packed_cache::hash(hashes.as_flattened()))
+        Ok(hash(hashes.as_flattened()))
     }
 
     pub(crate) fn names(&self) -> Vec<&str> {

@@ -6,12 +6,12 @@
 use serde::Deserialize;
 
 use crate::{
-    Activation, BertConfig, HeadConfig,
+    Activation, BertConfig, Error, HeadConfig,
     load::{
         DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
         Names, PROJECTION, SQUARE, TWO_OUTPUTS, UP,
     },
-    models::{architecture::Architecture, common_keys::refuse},
+    models::architecture::{Accepted, Architecture},
 };
 
 pub(crate) static ALBERT: Architecture = Architecture {
@@ -25,7 +25,7 @@ pub(crate) static ALBERT: Architecture = Architecture {
             ("inner_group_num", keys.inner_group_num),
         ] {
             if let Some(groups) = groups.filter(|&groups| groups != 1) {
-                return refuse(json.path(), key, "1", &groups.to_string());
+                return Err(Error::unsupported(json.path(), key, "1", groups));
             }
         }
         let activation = keys.hidden_act.unwrap_or(Activation::GeluTanh);
@@ -36,7 +36,7 @@ pub(crate) static ALBERT: Architecture = Architecture {
         let heads = HeadConfig { lm_activation: activation, ..config.head_config() };
         Ok((encoder, heads))
     },
-    accepted: Architecture::NOTHING,
+    accepted: Accepted::NOTHING,
     names: &[NAMES],
 };
 

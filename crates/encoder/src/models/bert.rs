@@ -3,7 +3,7 @@
 use crate::{
     BertConfig,
     load::{DOWN, LABELS, NORM, Names, POSITIONS, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
-    models::architecture::Architecture,
+    models::architecture::{Accepted, Architecture},
 };
 
 pub(crate) static BERT: Architecture = Architecture {
@@ -13,7 +13,7 @@ pub(crate) static BERT: Architecture = Architecture {
         let config: BertConfig = json.to()?;
         Ok((config.encoder_config(), config.head_config()))
     },
-    accepted: Architecture::NOTHING,
+    accepted: Accepted::NOTHING,
     names: &[NAMES],
 };
 

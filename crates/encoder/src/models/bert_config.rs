@@ -4,13 +4,9 @@ use mha::{AttentionConfig, ComputeType};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Activation, EncoderConfig, HeadConfig, Result,
+    Activation, EncoderConfig, Error, HeadConfig, Result,
     load::Json,
-    models::{
-        bert::BERT,
-        common_keys::{CommonKeys, refuse},
-        model_config::ModelType,
-    },
+    models::{architecture::Accepted, common_keys::CommonKeys, model_type::ModelType},
 };
 
 /// The config of a BERT model. The fields have the names of Hugging Face's `config.json`.
@@ -165,10 +161,10 @@ impl BertConfig {
         let (keys, path): (ModelType, _) = (json.to()?, json.path());
         let model_type = keys.name(path)?;
         if model_type != "bert" {
-            return refuse(path, "model_type", "\"bert\"", model_type);
+            return Err(Error::unsupported(path, "model_type", "\"bert\"", model_type));
         }
         let keys: CommonKeys = json.to()?;
-        keys.check(path, &BERT.accepted)?;
+        keys.check(path, &Accepted::NOTHING)?;
         let config: Self = json.to()?;
         config.check()?;
         Ok(config)

@@ -8,11 +8,11 @@ use mha::{KvCache, Memory};
 use ops::Weights;
 
 use crate::{
-    BertConfig, DecoderLayer, InputEmbeddings, InputError, LoadOptions, LoadReport, ModelFiles,
-    Result,
+    BertConfig, DecoderLayer, Error, InputEmbeddings, InputError, LoadOptions, LoadReport,
+    ModelFiles, Result,
     load::{self, CONFIG, ModelFolder, Naming},
     models::ragged_batch::{as_u32, tables},
-    models::{bert, common_keys::refuse, lm_head::LmHead},
+    models::{bert, lm_head::LmHead},
 };
 
 /// A decoder that predicts the next token, with or without cross-attention.
@@ -183,7 +183,7 @@ impl BertDecoder {
         let config = BertConfig { compute_type, ..config };
         if !config.is_decoder {
             let expected = "true (use EncoderModel for encoders)";
-            return refuse(&files.path(CONFIG), "is_decoder", expected, "false");
+            return Err(Error::unsupported(files.path(CONFIG), "is_decoder", expected, "false"));
         }
         load::model(files, device, |weights, checkpoint| {
             let naming = Naming::detect(&[bert::NAMES], &weights.names(), weights.path())?;

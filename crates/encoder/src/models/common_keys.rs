@@ -4,11 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{
-    ConfigError, Result,
-    load::Json,
-    models::architecture::{Accepted, Architecture},
-};
+use crate::{Error, Result, load::Json, models::architecture::Accepted};
 
 /// Keys that the `config.json` of any architecture may have, and whose values are restricted.
 #[derive(Deserialize)]
@@ -44,11 +40,11 @@ pub(super) struct CommonKeys {
 /// Checks the top level of an encoder-decoder's `config.json` for keys that are not implemented.
 ///
 /// # Errors
-/// [`ConfigError::Unsupported`] for a key that is not implemented; [`crate::FileError::Json`] for a
-/// key of the wrong type.
+/// [`crate::ConfigError::Unsupported`] for a key that is not implemented;
+/// [`crate::FileError::Json`] for a key of the wrong type.
 pub(crate) fn check_top_level(json: &Json) -> Result<()> {
     let keys: CommonKeys = json.to()?;
-    keys.check(json.path(), &Architecture::NOTHING)
+    keys.check(json.path(), &Accepted::NOTHING)
 }
 
 impl CommonKeys {
@@ -60,37 +56,37 @@ impl CommonKeys {
     /// `path` names the file in errors.
     ///
     /// # Errors
-    /// [`ConfigError::Unsupported`] for a value that is not implemented.
+    /// [`crate::ConfigError::Unsupported`] for a value that is not implemented.
     pub(super) fn check(&self, path: &str, accepted: &Accepted) -> Result<()> {
         const ABSENT: &str = "the key to be absent";
         let is_restricted = |key: &str| !accepted.keys.contains(&key);
-        let refuse = |key, expected, got: &str| refuse(path, key, expected, got);
+        let unsupported = |key, expected, got: &str| Error::unsupported(path, key, expected, got);
         let other_than =
             |default: &str, value: &Option<String>| value.clone().filter(|v| v != default);
         if let Some(got) = other_than("absolute", &self.position_embedding_type)
             && is_restricted("position_embedding_type")
         {
-            return refuse("position_embedding_type", "\"absolute\"", &got);
+            return Err(unsupported("position_embedding_type", "\"absolute\"", &got));
         }
         if let Some(got) = other_than("original", &self.feed_forward_type)
             && is_restricted("feed_forward_type")
         {
-            return refuse("feed_forward_type", "\"original\"", &got);
+            return Err(unsupported("feed_forward_type", "\"original\"", &got));
         }
         if let Some(got) = &self.alibi_starting_size {
-            return refuse("alibi_starting_size", ABSENT, &got.to_string());
+            return Err(unsupported("alibi_starting_size", ABSENT, &got.to_string()));
         }
         let pruned = self.pruned_heads.iter().flatten();
         let pruned = pruned.filter(|(_, heads)| !heads.as_array().is_some_and(Vec::is_empty));
         let layers: Vec<&str> = pruned.map(|(layer, _)| layer.as_str()).collect();
         if !layers.is_empty() {
             let got = format!("in layers {}", layers.join(", "));
-            return refuse("pruned_heads", "no pruned heads", &got);
+            return Err(unsupported("pruned_heads", "no pruned heads", &got));
         }
         let is_decoder = self.is_decoder();
         if let Some(is_causal) = self.is_causal.filter(|&is_causal| is_causal != is_decoder) {
             let expected = if is_decoder { "true in a decoder" } else { "false in an encoder" };
-            return refuse("is_causal", expected, &is_causal.to_string());
+            return Err(unsupported("is_causal", expected, &is_causal.to_string()));
         }
         let windows = [
             ("sliding_window", &self.sliding_window),
@@ -98,7 +94,7 @@ impl CommonKeys {
         ];
         for (key, window) in windows {
             if let Some(window) = window.as_ref().filter(|_| is_decoder) {
-                return refuse(key, ABSENT, &window.to_string());
+                return Err(unsupported(key, ABSENT, &window.to_string()));
             }
         }
         for (key, value) in [
@@ -109,15 +105,15 @@ impl CommonKeys {
             if let Some(value) = value
                 && is_restricted(key)
             {
-                return refuse(key, ABSENT, &value.to_string());
+                return Err(unsupported(key, ABSENT, &value.to_string()));
             }
         }
         if let Some(file) = &self.transformers_weights {
-            return refuse("transformers_weights", ABSENT, file);
+            return Err(unsupported("transformers_weights", ABSENT, file));
         }
         let files = self.configuration_files.iter().flatten();
         if let Some(file) = files.into_iter().find(|file| *file != "config.json") {
-            return refuse("configuration_files", "config.json", file);
+            return Err(unsupported("configuration_files", "config.json", file));
         }
         let is_known = |code: &Value| {
             let class = code.as_str().and_then(|code| code.rsplit('.').next()).unwrap_or_default();
@@ -126,7 +122,9 @@ impl CommonKeys {
         };
         let mut code = self.auto_map.iter().flatten();
         match code.find(|(class, code)| class.starts_with("AutoModel") && !is_known(code)) {
-            Some((_, code)) => refuse("auto_map", "a model without custom code", &code.to_string()),
+            Some((_, code)) => {
+                Err(unsupported("auto_map", "a model without custom code", &code.to_string()))
+            }
             None => Ok(()),
         }
     }
@@ -136,7 +134,8 @@ impl CommonKeys {
 /// text.
 ///
 /// # Errors
-/// [`ConfigError::Unsupported`] for another value; [`crate::FileError::Json`] for invalid JSON.
+/// [`crate::ConfigError::Unsupported`] for another value; [`crate::FileError::Json`] for invalid
+/// JSON.
 pub(super) fn expect_values(json: &Json, expected: &[(&'static str, &'static str)]) -> Result<()> {
     let keys: serde_json::Map<String, Value> = json.to()?;
     for &(key, expected) in expected {
@@ -146,7 +145,7 @@ pub(super) fn expect_values(json: &Json, expected: &[(&'static str, &'static str
             _ => serde_json::from_str(expected).is_ok_and(|value: Value| *got == value),
         };
         if !is_equal {
-            return refuse(json.path(), key, expected, &got.to_string());
+            return Err(Error::unsupported(json.path(), key, expected, got));
         }
     }
     Ok(())
@@ -156,11 +155,12 @@ pub(super) fn expect_values(json: &Json, expected: &[(&'static str, &'static str
 /// for the error message.
 ///
 /// # Errors
-/// [`ConfigError::Unsupported`] for a missing key; [`crate::FileError::Json`] for invalid JSON.
+/// [`crate::ConfigError::Unsupported`] for a missing key; [`crate::FileError::Json`] for invalid
+/// JSON.
 pub(super) fn require_keys(json: &Json, expected: &[(&'static str, &'static str)]) -> Result<()> {
     let keys: Value = json.to()?;
     match expected.iter().find(|(key, _)| keys[key].is_null()) {
-        Some((key, expected)) => refuse(json.path(), key, expected, "null"),
+        Some((key, expected)) => Err(Error::unsupported(json.path(), key, expected, "null")),
         None => Ok(()),
     }
 }
@@ -181,15 +181,4 @@ pub(super) fn with_renamed_keys(json: &Json, names: &[(&str, &str)]) -> Result<J
         }
     }
     Ok(Json::from_value(Value::Object(keys), json.path()))
-}
-
-/// [`ConfigError::Unsupported`] for the value `got` of a key in the file at `path`.
-pub(super) fn refuse<T>(
-    path: &str,
-    key: &'static str,
-    expected: &'static str,
-    got: &str,
-) -> Result<T> {
-    Err(ConfigError::Unsupported { path: path.to_string(), key, expected, got: got.to_string() }
-        .into())
 }

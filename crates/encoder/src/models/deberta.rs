@@ -8,16 +8,17 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    Activation, BertConfig, DisentangledConfig, EncoderConfig, HeadConfig, Positions, Result,
+    Activation, BertConfig, DisentangledConfig, EncoderConfig, Error, HeadConfig, Positions,
+    Result,
     load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
-    models::{architecture::Architecture, common_keys::refuse},
+    models::architecture::{Accepted, Architecture},
 };
 
 pub(crate) static DEBERTA: Architecture = Architecture {
     name: "DeBERTa",
     model_types: &[("deberta-v2", "DebertaV2Tokenizer")],
     config: |json| json.to::<Keys>()?.config(&json.to()?, json.path()),
-    accepted: Architecture::NOTHING,
+    accepted: Accepted::NOTHING,
     names: &[NAMES, NAMES_OF_V3],
 };
 
@@ -52,11 +53,11 @@ impl Keys {
             ("attention_head_size", self.attention_head_size, head_dim, of_head),
         ] {
             if let Some(got) = value.filter(|&got| got != size) {
-                return refuse(path, key, expected, &got.to_string());
+                return Err(Error::unsupported(path, key, expected, got));
             }
         }
         if let Some(size) = self.conv_kernel_size.filter(|size| *size != 0) {
-            return refuse(path, "conv_kernel_size", "0 (no convolution)", &size.to_string());
+            return Err(Error::unsupported(path, "conv_kernel_size", "0 (no convolution)", size));
         }
         let mut encoder = bert.encoder_config();
         encoder.embeddings.type_vocab_size = self.type_vocab_size.filter(|&types| types > 0);
@@ -70,10 +71,15 @@ impl Keys {
         let got = |key: Option<bool>| key.map_or("(absent)".to_string(), |x| x.to_string());
         if (c2p || p2c) && !is_relative {
             let got = got(self.relative_attention);
-            return refuse(path, "relative_attention", "true with pos_att_type", &got);
+            return Err(Error::unsupported(
+                path,
+                "relative_attention",
+                "true with pos_att_type",
+                got,
+            ));
         }
         if (c2p || p2c) && self.share_att_key != Some(true) {
-            return refuse(path, "share_att_key", "true", &got(self.share_att_key));
+            return Err(Error::unsupported(path, "share_att_key", "true", got(self.share_att_key)));
         }
         if is_relative {
             let positive = |x: Option<isize>| x.filter(|&x| x > 0).map(|x| x as usize);

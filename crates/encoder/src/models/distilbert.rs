@@ -7,7 +7,10 @@ use serde::Deserialize;
 use crate::{
     Activation, EncoderConfig, HeadConfig,
     load::{DOWN, LABELS, NORM, Names, POSITIONS, SQUARE, TWO_OUTPUTS, UP, VOCAB},
-    models::{architecture::Architecture, common_keys::with_renamed_keys},
+    models::{
+        architecture::{Accepted, Architecture},
+        common_keys::with_renamed_keys,
+    },
 };
 
 pub(crate) static DISTILBERT: Architecture = Architecture {
@@ -32,7 +35,7 @@ pub(crate) static DISTILBERT: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    accepted: Architecture::NOTHING,
+    accepted: Accepted::NOTHING,
     names: &[NAMES],
 };
 

@@ -11,7 +11,10 @@ use crate::{
         LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, Names,
         PROJECTION, SQUARE, TWO_OUTPUTS,
     },
-    models::{architecture::Architecture, bert},
+    models::{
+        architecture::{Accepted, Architecture},
+        bert,
+    },
 };
 
 pub(crate) static ELECTRA: Architecture = Architecture {
@@ -30,7 +33,7 @@ pub(crate) static ELECTRA: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    accepted: Architecture::NOTHING,
+    accepted: Accepted::NOTHING,
     names: &[NAMES],
 };
 

@@ -17,7 +17,7 @@ use crate::{
     EncoderDecoderConfig, EncoderModel, Error, FileError, GenerateConfig, LoadOptions, LoadReport,
     ModelFiles, Result,
     load::{self, CONFIG, ModelFolder, Naming, WEIGHTS},
-    models::{encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
+    models::{bert, encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
 };
 
 /// The file with the token ids for generation. They replace the ids of `config.json`.
@@ -107,7 +107,8 @@ impl EncoderDecoder {
             ids.replace(&mut config, &files.path(GENERATION))?;
         }
         load::model(files, device, |weights, checkpoint| {
-            let models = Naming::encoder_decoder(&weights.names(), config.tie_encoder_decoder);
+            let models =
+                Naming::encoder_decoder(&bert::NAMES, &weights.names(), config.tie_encoder_decoder);
             let weights = |naming| checkpoint.model(naming, dtype, device);
             let [encoder, decoder] = models.clone().map(weights);
             let model = Self::new(&config, encoder, decoder);
@@ -143,7 +144,7 @@ impl EncoderDecoder {
             let vb = VarBuilder::from_tensors(tensors.clone(), dtype, &device);
             Self::new(config, vb.pp("encoder"), vb.pp("decoder"))?;
         }
-        let [encoder, decoder] = Naming::encoder_decoder(&[], false);
+        let [encoder, decoder] = Naming::encoder_decoder(&bert::NAMES, &[], false);
         let mut renamed = HashMap::new();
         for (name, tensor) in sorted {
             let checkpoint_name = match name.split_once('.') {

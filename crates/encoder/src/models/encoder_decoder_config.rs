@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    BertConfig, Result,
+    BertConfig, Error, Result,
     load::{Json, parse_value},
-    models::common_keys::{check_top_level, refuse},
+    models::common_keys::check_top_level,
 };
 
 /// `config.json` of an encoder-decoder checkpoint.
@@ -81,7 +81,7 @@ impl EncoderDecoderConfig {
         }
         let got = value["model_type"].as_str().unwrap_or("encoder-decoder").to_string();
         if got != "encoder-decoder" {
-            return refuse(path, "model_type", "\"encoder-decoder\"", &got);
+            return Err(Error::unsupported(path, "model_type", "\"encoder-decoder\"", got));
         }
         check_top_level(json)?;
         for key in ["eos_token_id", "decoder_start_token_id"] {
@@ -99,14 +99,14 @@ impl EncoderDecoderConfig {
         ] {
             if part.is_decoder != is_decoder {
                 let expected = if is_decoder { "true" } else { "false" };
-                return refuse(path, key, expected, &part.is_decoder.to_string());
+                return Err(Error::unsupported(path, key, expected, part.is_decoder));
             }
         }
         let decoder = &value["decoder"];
         // In transformers, `is_causal` of the decoder also makes cross-attention causal.
         if !decoder["is_causal"].is_null() {
             let got = decoder["is_causal"].to_string();
-            return refuse(path, "decoder.is_causal", "the key to be absent", &got);
+            return Err(Error::unsupported(path, "decoder.is_causal", "the key to be absent", got));
         }
         for (key, value) in [
             ("decoder.decoder_start_token_id", &decoder["decoder_start_token_id"]),
@@ -137,7 +137,7 @@ fn token_id(key: &'static str, value: &Value, path: &str) -> Result<Option<u32>>
     };
     match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
         Some(id) => Ok(Some(id)),
-        None => refuse(path, key, "a token id, or a list of one token id", &value.to_string()),
+        None => Err(Error::unsupported(path, key, "a token id, or a list of one token id", value)),
     }
 }
 

@@ -8,7 +8,11 @@ use serde::Deserialize;
 use crate::{
     Activation, BertConfig, FeedForwardKind,
     load::{DOWN, LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
-    models::{architecture::Architecture, common_keys::expect_values, rope::RopeKeys},
+    models::{
+        architecture::{Accepted, Architecture},
+        common_keys::expect_values,
+        rope::RopeKeys,
+    },
 };
 
 pub(crate) static GTE: Architecture = Architecture {
@@ -36,10 +40,10 @@ pub(crate) static GTE: Architecture = Architecture {
         }
         Ok((encoder, heads))
     },
-    accepted: Architecture::accepting(
-        &["position_embedding_type", "rope_scaling"],
-        &["New", "Gte"],
-    ),
+    accepted: Accepted {
+        keys: &["position_embedding_type", "rope_scaling"],
+        classes: &["New", "Gte"],
+    },
     names: &[PUBLISHED, Names { wrapper: "gte.", ..PUBLISHED }, MODULES],
 };
 

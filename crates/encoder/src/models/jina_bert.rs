@@ -8,9 +8,12 @@
 use serde::Deserialize;
 
 use crate::{
-    Activation, BertConfig, FeedForwardKind, Positions,
+    Activation, BertConfig, Error, FeedForwardKind, Positions,
     load::{DOWN, NORM, Names, SQUARE},
-    models::{architecture::Architecture, bert, common_keys::refuse},
+    models::{
+        architecture::{Accepted, Architecture},
+        bert,
+    },
 };
 
 pub(crate) static JINA_BERT: Architecture = Architecture {
@@ -22,7 +25,7 @@ pub(crate) static JINA_BERT: Architecture = Architecture {
         let code = auto_map.unwrap_or_default();
         if let Some(got) = code.values().map(ToString::to_string).find(|x| x.contains(NORMALISED)) {
             let expected = "a model without normalised queries and keys";
-            return refuse(json.path(), "auto_map", expected, &got);
+            return Err(Error::unsupported(json.path(), "auto_map", expected, got));
         }
         let mut encoder = config.encoder_config();
         encoder.positions = Positions::Alibi;
@@ -31,7 +34,12 @@ pub(crate) static JINA_BERT: Architecture = Architecture {
             Some("geglu") => Some(Activation::Gelu),
             Some("reglu") => Some(Activation::Relu),
             Some(got) => {
-                return refuse(json.path(), "feed_forward_type", "original, geglu or reglu", got);
+                return Err(Error::unsupported(
+                    json.path(),
+                    "feed_forward_type",
+                    "original, geglu or reglu",
+                    got,
+                ));
             }
         };
         if let Some(activation) = gate {
@@ -42,10 +50,10 @@ pub(crate) static JINA_BERT: Architecture = Architecture {
         }
         Ok((encoder, config.head_config()))
     },
-    accepted: Architecture::accepting(
-        &["position_embedding_type", "feed_forward_type"],
-        &["JinaBert"],
-    ),
+    accepted: Accepted {
+        keys: &["position_embedding_type", "feed_forward_type"],
+        classes: &["JinaBert"],
+    },
     names: &[GATED, bert::NAMES],
 };
 

@@ -81,12 +81,12 @@ impl Labels {
         };
         let name = |id: usize| {
             labels.get(&id.to_string()).map(Name::text).ok_or_else(|| {
-                Error::Config(ConfigError::Unsupported {
-                    path: json.path().to_string(),
-                    key: "id2label",
-                    expected: "consecutive ids from 0",
-                    got: format!("without id {id}"),
-                })
+                Error::unsupported(
+                    json.path(),
+                    "id2label",
+                    "consecutive ids from 0",
+                    format!("without id {id}"),
+                )
             })
         };
         (0..labels.len()).map(name).collect::<Result<_>>().map(Self)

@@ -4,9 +4,9 @@ use candle_core::DType;
 use ops::Weights;
 
 use crate::{
-    Labels, LoadOptions, LoadReport, ModelConfig, Result,
+    Error, Labels, LoadOptions, LoadReport, ModelConfig, Result,
     load::{self, Checkpoint, ModelFolder, Naming, WeightFiles},
-    models::{common_keys::refuse, labels::ReadLabels},
+    models::labels::ReadLabels,
 };
 
 /// Loads the model that `build` constructs. The arguments of `build` are the config, a function
@@ -28,7 +28,7 @@ pub(crate) fn load_encoder<M>(
             "BERT" => "false (use BertDecoder for decoders)",
             _ => "false",
         };
-        return refuse(json.path(), "is_decoder", expected, "true");
+        return Err(Error::unsupported(json.path(), "is_decoder", expected, "true"));
     }
     let labels = || Labels::read(&json);
     let build = |weights: &WeightFiles, checkpoint: &Checkpoint| {

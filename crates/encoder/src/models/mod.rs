@@ -14,16 +14,19 @@ mod encoder_decoder_config;
 pub(crate) mod encoder_model;
 mod generate;
 mod gte;
+mod head_config;
 mod heads;
 mod jina_bert;
 pub(crate) mod labels;
 mod lm_head;
 mod load_encoder;
 mod model_config;
+mod model_type;
 mod modernbert;
 mod mpnet;
 mod nomic_bert;
 pub(crate) mod ragged_batch;
+mod registry;
 mod roberta;
 mod rope;
 
@@ -33,10 +36,11 @@ pub use encoder_decoder::EncoderDecoder;
 pub use encoder_decoder_config::EncoderDecoderConfig;
 pub use encoder_model::{EncoderModel, EncoderOutput, EncoderStates};
 pub use generate::{GenerateConfig, Strategy};
+pub use head_config::{HeadConfig, SequencePooling};
 pub use heads::{
     AnswerScores, EncoderForMaskedLm, EncoderForNextSentencePrediction,
     EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
 };
 pub use labels::Labels;
-pub use model_config::{HeadConfig, ModelConfig, SequencePooling};
+pub use model_config::ModelConfig;
 pub use ragged_batch::RaggedBatch;

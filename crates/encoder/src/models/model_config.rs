@@ -1,15 +1,14 @@
 //! The config of an encoder with its heads, read from the `config.json` of any architecture.
 
-use serde::Deserialize;
-
 use crate::{
-    Activation, BertConfig, EncoderConfig, Result,
+    BertConfig, EncoderConfig, HeadConfig, Result,
     load::{Json, Names},
     models::{
         architecture::Architecture,
         bert::BERT,
-        common_keys::{CommonKeys, refuse},
+        common_keys::CommonKeys,
         deberta::{DEBERTA, NAMES_WITHOUT_RELATIVE_POSITIONS},
+        registry,
     },
 };
 
@@ -37,63 +36,6 @@ pub struct ModelConfig {
     architecture: &'static Architecture,
 }
 
-/// The settings of an architecture's heads, such as activations, biases and tied weights.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct HeadConfig {
-    /// Whether the language model head uses the word embeddings as its output matrix. A different
-    /// matrix in the checkpoint takes precedence.
-    pub tie_word_embeddings: bool,
-    /// The activation of the language model head.
-    pub lm_activation: Activation,
-    /// Whether the output matrix of the language model head has a bias.
-    pub lm_decoder_bias: bool,
-    /// Whether a checkpoint may lack the biases of the language model head. A missing bias is then
-    /// zero.
-    pub lm_biases_are_optional: bool,
-    /// The activation after the first linear map of the heads other than the language model head.
-    pub sequence_activation: Activation,
-    /// The hidden states that the sequence classification head reads.
-    pub sequence_pooling: SequencePooling,
-    /// Whether the first linear map of a head has a bias.
-    pub dense_bias: bool,
-    /// Whether the heads normalise after the activation. A language model head always does.
-    pub norm: bool,
-    /// Whether the heads of token classification and question answering have the first linear map,
-    /// the activation and the normalisation of the sequence classification head.
-    pub token_dense: bool,
-}
-
-/// The hidden states that the sequence classification head reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum SequencePooling {
-    /// The hidden state of the first token that is not padding.
-    #[default]
-    Cls,
-    /// The mean of the hidden states of all tokens that are not padding.
-    Mean,
-}
-
-impl HeadConfig {
-    /// BERT's heads. `lm` is the activation of the language model head, `sequence` that of the
-    /// other heads.
-    pub fn new(lm: Activation, sequence: Activation) -> Self {
-        Self {
-            tie_word_embeddings: true,
-            lm_activation: lm,
-            lm_decoder_bias: true,
-            lm_biases_are_optional: false,
-            sequence_activation: sequence,
-            sequence_pooling: SequencePooling::Cls,
-            dense_bias: true,
-            norm: false,
-            token_dense: false,
-        }
-    }
-}
-
 impl ModelConfig {
     /// Reads the `config.json` of any supported architecture; `path` names the file in errors.
     ///
@@ -107,7 +49,7 @@ impl ModelConfig {
 
     /// [`Self::from_json`] for a parsed file.
     pub(crate) fn read(json: &Json) -> Result<Self> {
-        let (architecture, tokenizer_class) = Architecture::find(&json.to()?, json.path())?;
+        let (architecture, tokenizer_class) = registry::find(&json.to()?, json.path())?;
         let keys: CommonKeys = json.to()?;
         keys.check(json.path(), &architecture.accepted)?;
         let (encoder, heads) = (architecture.config)(json)?;
@@ -139,35 +81,6 @@ impl From<&BertConfig> for ModelConfig {
     }
 }
 
-/// The keys of `config.json` that determine the architecture.
-#[derive(Deserialize)]
-pub(crate) struct ModelType {
-    pub(crate) model_type: Option<String>,
-    pub(crate) position_embedding_type: Option<String>,
-    architectures: Option<Vec<String>>,
-}
-
-impl ModelType {
-    /// The `model_type`. An absent key means `bert`, since the first BERT checkpoints lack it.
-    ///
-    /// # Errors
-    /// [`crate::ConfigError::Unsupported`] if `model_type` is absent and
-    /// `architectures` names a class that is not BERT's; `path` names the file.
-    pub(crate) fn name(&self, path: &str) -> Result<&str> {
-        if let Some(model_type) = &self.model_type {
-            return Ok(model_type);
-        }
-        let mut classes = self.architectures.iter().flatten();
-        match classes.find(|class| !class.starts_with("Bert")) {
-            Some(class) => {
-                let expected = "the model_type of this class; an absent key means bert";
-                refuse(path, "model_type", expected, &format!("(absent, architectures {class})"))
-            }
-            None => Ok("bert"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,34 +100,6 @@ mod tests {
             for names in config.names() {
                 assert_eq!(names.ignored.contains(&"encoder.LayerNorm"), !is_relative);
             }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn a_config_without_model_type_is_berts_unless_it_names_another_class() -> Result<()> {
-        let name = |json: &str| {
-            let keys: ModelType = Json::new(json.as_bytes().to_vec(), "config.json").to()?;
-            keys.name("config.json").map(String::from)
-        };
-        for json in [
-            "{}",
-            r#"{"architectures": null}"#,
-            r#"{"architectures": []}"#,
-            r#"{"architectures": ["BertModel", "BertForMaskedLM"]}"#,
-        ] {
-            assert_eq!(name(json)?, "bert");
-        }
-        assert_eq!(name(r#"{"model_type": "x", "architectures": ["RobertaModel"]}"#)?, "x");
-        for class in ["RobertaModel", "XLMRobertaModel", "CamembertModel"] {
-            let json = format!(r#"{{"architectures": ["BertModel", "{class}"]}}"#);
-            assert_eq!(
-                name(&json).unwrap_err().to_string(),
-                format!(
-                    "config.json: model_type (absent, architectures {class}) is not supported: \
-                     expected the model_type of this class; an absent key means bert"
-                )
-            );
         }
         Ok(())
     }

@@ -7,11 +7,14 @@ use mha::{ProjectionBias, RotaryScaling};
 use serde::Deserialize;
 
 use crate::{
-    Activation, EncoderConfig, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Positions,
-    Result, SequencePooling,
+    Activation, EncoderConfig, Error, FeedForwardKind, HeadConfig, NormKind, NormPlacement,
+    Positions, Result, SequencePooling,
     block::check_num_hidden_layers,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB},
-    models::{architecture::Architecture, common_keys::refuse, rope::RopeOfLayerTypes},
+    models::{
+        architecture::{Accepted, Architecture},
+        rope::RopeOfLayerTypes,
+    },
     text::REGISTERED_CLASS,
 };
 
@@ -20,7 +23,7 @@ pub(crate) static MODERNBERT: Architecture = Architecture {
     model_types: &[("modernbert", REGISTERED_CLASS)],
     config: |json| json.to::<Keys>()?.config(json.path()),
     // Published configs have `absolute` or `sans_pos`; the positions are rotary in any case.
-    accepted: Architecture::accepting(&["position_embedding_type"], &[]),
+    accepted: Accepted { keys: &["position_embedding_type"], classes: &[] },
     names: &[NAMES],
 };
 
@@ -68,14 +71,19 @@ impl Keys {
         check_num_hidden_layers(layers)?;
         if let Some(types) = self.layer_types.as_ref().filter(|types| types.len() != layers) {
             let got = types.len().to_string();
-            return refuse(path, "number of layer_types", "one for each layer", &got);
+            return Err(Error::unsupported(
+                path,
+                "number of layer_types",
+                "one for each layer",
+                got,
+            ));
         }
         let [global, local] = self.rope_parameters.unwrap_or_default().thetas(path)?;
         let global = global.or(self.global_rope_theta).unwrap_or(160_000.0);
         let local = local.or(self.local_rope_theta).unwrap_or(10_000.0);
         let every = self.global_attn_every_n_layers.unwrap_or(3);
         if every == 0 {
-            return refuse(path, "global_attn_every_n_layers", "at least 1", "0");
+            return Err(Error::unsupported(path, "global_attn_every_n_layers", "at least 1", "0"));
         }
         let is_local = |i: usize| match &self.layer_types {
             Some(types) => types[i] == LayerType::SlidingAttention,

@@ -6,9 +6,12 @@
 use serde::Deserialize;
 
 use crate::{
-    Activation, BertConfig, HeadConfig, Positions, RelativeBiasConfig,
+    Activation, BertConfig, Error, HeadConfig, Positions, RelativeBiasConfig,
     load::{DOWN, NORM, Names, POSITIONS, SQUARE, UP, VOCAB},
-    models::{architecture::Architecture, common_keys::refuse, roberta},
+    models::{
+        architecture::{Accepted, Architecture},
+        roberta,
+    },
 };
 
 pub(crate) static MPNET: Architecture = Architecture {
@@ -19,7 +22,12 @@ pub(crate) static MPNET: Architecture = Architecture {
         let Keys { relative_attention_num_buckets: buckets } = json.to()?;
         let num_buckets = 32; // transformers computes with 32 buckets, whatever the key says
         if let Some(got) = buckets.filter(|&buckets| buckets != num_buckets) {
-            return refuse(json.path(), "relative_attention_num_buckets", "32", &got.to_string());
+            return Err(Error::unsupported(
+                json.path(),
+                "relative_attention_num_buckets",
+                "32",
+                got,
+            ));
         }
         let mut encoder = config.encoder_config();
         encoder.embeddings.type_vocab_size = None;
@@ -31,7 +39,7 @@ pub(crate) static MPNET: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    accepted: Architecture::NOTHING,
+    accepted: Accepted::NOTHING,
     names: &[NAMES],
 };
 

@@ -12,7 +12,7 @@ use crate::{
     Activation, BertConfig, EncoderConfig, FeedForwardKind, HeadConfig, Result,
     load::{DOWN, Json, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB},
     models::{
-        architecture::Architecture,
+        architecture::{Accepted, Architecture},
         common_keys::{expect_values, require_keys, with_renamed_keys},
         gte,
         rope::RopeKeys,
@@ -26,7 +26,7 @@ pub(crate) static NOMIC_BERT: Architecture = Architecture {
         expect_values(json, SETTINGS)?;
         config(&with_renamed_keys(json, OLDER_KEYS)?)
     },
-    accepted: Architecture::accepting(&["rope_scaling"], &["NomicBert"]),
+    accepted: Accepted { keys: &["rope_scaling"], classes: &["NomicBert"] },
     names: &[PUBLISHED, Names { wrapper: "nomic_bert.", ..PUBLISHED }, MODULES],
 };
 

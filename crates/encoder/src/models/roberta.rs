@@ -8,7 +8,10 @@
 use crate::{
     Activation, BertConfig, HeadConfig, Positions,
     load::{LABELS, NORM, Names, Row, SQUARE, TWO_OUTPUTS, VOCAB},
-    models::{architecture::Architecture, bert},
+    models::{
+        architecture::{Accepted, Architecture},
+        bert,
+    },
 };
 
 pub(crate) static ROBERTA: Architecture = Architecture {
@@ -28,7 +31,7 @@ pub(crate) static ROBERTA: Architecture = Architecture {
         };
         Ok((encoder, heads))
     },
-    accepted: Architecture::NOTHING,
+    accepted: Accepted::NOTHING,
     names: &[NAMES],
 };
 

@@ -3,9 +3,7 @@
 use mha::RotaryScaling;
 use serde::Deserialize;
 
-use crate::{
-    EncoderConfig, Positions, Result, block::check_num_hidden_layers, models::common_keys::refuse,
-};
+use crate::{EncoderConfig, Error, Positions, Result, block::check_num_hidden_layers};
 
 /// The settings of rotary positions.
 #[derive(Default, Deserialize)]
@@ -41,7 +39,7 @@ impl Rope {
     fn theta(&self, path: &str) -> Result<Option<f64>> {
         match self.kind() {
             None | Some("default") => Ok(self.rope_theta),
-            Some(kind) => refuse(path, "rope_type", "default", kind),
+            Some(kind) => Err(Error::unsupported(path, "rope_type", "default", kind)),
         }
     }
 
@@ -49,10 +47,10 @@ impl Rope {
     fn scaling(&self, path: &str, trained: usize) -> Result<RotaryScaling> {
         let factor = || match self.factor {
             Some(factor) => Ok(factor),
-            None => refuse(path, "factor", "a number", "null"),
+            None => Err(Error::unsupported(path, "factor", "a number", "null")),
         };
         if let Some(got) = &self.mixed_b {
-            return refuse(path, "mixed_b", "null", &got.to_string());
+            return Err(Error::unsupported(path, "mixed_b", "null", got));
         }
         match self.kind() {
             None | Some("default") => Ok(RotaryScaling::None),
@@ -61,11 +59,13 @@ impl Rope {
             Some("ntk") => match factor()? {
                 factor if factor >= 1.0 => Ok(RotaryScaling::Ntk { factor }),
                 factor => {
-                    refuse(path, "factor", "at least 1 for the type ntk", &factor.to_string())
+                    Err(Error::unsupported(path, "factor", "at least 1 for the type ntk", factor))
                 }
             },
             Some("dynamic") => Ok(RotaryScaling::DynamicNtk { factor: factor()?, trained }),
-            Some(kind) => refuse(path, "rope_type", "default, linear, ntk or dynamic", kind),
+            Some(kind) => {
+                Err(Error::unsupported(path, "rope_type", "default, linear, ntk or dynamic", kind))
+            }
         }
     }
 }
@@ -107,12 +107,12 @@ impl RopeKeys {
         let rope = scaling.or(self.rope_parameters).unwrap_or_default();
         let fraction = rope.partial_rotary_factor.or(self.partial_rotary_factor);
         if let Some(got) = fraction.filter(|&fraction| fraction != 1.0) {
-            return refuse(path, "partial_rotary_factor", "1", &got.to_string());
+            return Err(Error::unsupported(path, "partial_rotary_factor", "1", got));
         }
         let is_default_width = |&d: &usize| d * encoder.num_attention_heads == encoder.hidden_size;
         if let Some(got) = self.head_dim.filter(|d| !is_default_width(d)) {
             let expected = "hidden_size / num_attention_heads";
-            return refuse(path, "head_dim", expected, &got.to_string());
+            return Err(Error::unsupported(path, "head_dim", expected, got));
         }
         let theta = rope.rope_theta.or(self.rope_theta).unwrap_or(theta);
         let scaling = rope.scaling(path, encoder.max_position_embeddings)?;
@@ -145,7 +145,7 @@ impl RopeKeys {
             }
             (Some(got), _) => {
                 let expected = "null together with rope_parameters or rope_scaling";
-                return refuse(path, "rotary_scaling_factor", expected, &got.to_string());
+                return Err(Error::unsupported(path, "rotary_scaling_factor", expected, got));
             }
             _ => {}
         }

@@ -154,8 +154,7 @@ impl TextClassifier {
             Some(got) => {
                 let expected = "regression, single_label_classification or \
                                 multi_label_classification";
-                let (key, got) = ("problem_type", got.to_string());
-                return Err(ConfigError::Unsupported { path, key, expected, got }.into());
+                return Err(Error::unsupported(path, "problem_type", expected, got));
             }
         };
         // If activation_fn is null in config.json, the older key is ignored and the default

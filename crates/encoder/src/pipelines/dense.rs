@@ -41,12 +41,12 @@ impl TorchActivation {
         let name = class.strip_prefix("torch.").map(|_| class.rsplit('.').next().unwrap_or(class));
         let known = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == name);
         known.map(|&(_, activation)| activation).ok_or_else(|| {
-            Error::Config(ConfigError::Unsupported {
-                path: path.to_string(),
+            Error::unsupported(
+                path,
                 key,
-                expected: "torch.nn's Identity, Sigmoid, Tanh, ReLU, GELU, SiLU or Mish",
-                got: class.to_string(),
-            })
+                "torch.nn's Identity, Sigmoid, Tanh, ReLU, GELU, SiLU or Mish",
+                class,
+            )
         })
     }
 

@@ -8,11 +8,11 @@ use ops::Weights;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, BertDecoder, ConfigError, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
+    BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
     EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
-    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Labels,
+    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
     ModelConfig, ModelFiles, Result,
-    load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, WeightFiles, refuse_adapter},
+    load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, WeightFiles, check_no_adapter},
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain},
@@ -82,7 +82,7 @@ impl ArchitectureKeys {
 /// classes of the pipeline, for example `*ForTokenClassification`.
 ///
 /// # Errors
-/// [`ConfigError::Unsupported`] if the key `architectures` names another classifier;
+/// [`crate::ConfigError::Unsupported`] if the key `architectures` names another classifier;
 /// [`crate::FileError::NoFile`], [`crate::FileError::Io`] or [`crate::FileError::Json`] if the
 /// config cannot be read or parsed.
 pub(crate) fn check_classifier(files: &ModelFolder, pattern: &'static str) -> Result<()> {
@@ -91,8 +91,8 @@ pub(crate) fn check_classifier(files: &ModelFolder, pattern: &'static str) -> Re
     if keys.architectures_allow(pattern) {
         return Ok(());
     }
-    let (path, got) = (json.path().into(), keys.architectures.unwrap_or_default().join(", "));
-    Err(ConfigError::Unsupported { path, key: "architectures", expected: pattern, got }.into())
+    let got = keys.architectures.unwrap_or_default().join(", ");
+    Err(Error::unsupported(json.path(), "architectures", pattern, got))
 }
 
 /// For each head: the name of a tensor that checkpoints with this head contain, in the naming
@@ -184,7 +184,7 @@ impl Inspection {
 
     /// Inspects config and weights. Returns the hidden size if the model is an encoder.
     fn model(&mut self, files: &ModelFolder) -> Result<Option<usize>> {
-        refuse_adapter(files)?;
+        check_no_adapter(files)?;
         let weights = Arc::new(WeightFiles::open(files)?);
         self.weights = Some(weights.path().to_string());
         let names = weights.names();
@@ -200,7 +200,7 @@ impl Inspection {
         let model = |naming| checkpoint.model(naming, DType::F32, &Device::Cpu);
         let (namings, build_error, architecture, runs_as) = if keys.is_encoder_decoder() {
             let config = EncoderDecoderConfig::read(&json)?;
-            let namings = Naming::encoder_decoder(&names, config.tie_encoder_decoder);
+            let namings = Naming::encoder_decoder(&bert::NAMES, &names, config.tie_encoder_decoder);
             let [encoder, decoder] = namings.clone().map(model);
             let error = EncoderDecoder::new(&config, encoder, decoder).err();
             (namings.to_vec(), error, "BERT encoder-decoder".to_string(), "EncoderDecoder")

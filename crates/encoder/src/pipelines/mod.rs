@@ -5,6 +5,7 @@ mod attention_reader;
 mod classifier;
 mod dense;
 mod embed;
+mod embed_options;
 mod embedder;
 mod inspect;
 mod mask_filler;
@@ -21,7 +22,8 @@ mod with_tokenizer;
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
 pub use classifier::{Classified, LogitActivation, TextClassifier, TextClassifierParams};
 pub use embed::{Embed, Row};
-pub use embedder::{EmbedOptions, Embedder, Embeddings, LongTexts};
+pub use embed_options::{EmbedOptions, LongTexts};
+pub use embedder::{Embedder, Embeddings};
 pub use inspect::Inspection;
 pub use mask_filler::{Candidate, Filled, MaskFiller, MaskFillerParams};
 pub use pooling::{Pooling, PoolingMode};
@@ -35,8 +37,9 @@ pub use task::{
 pub use token_classifier::{Aggregation, Entity, Tagged, TokenClassifier, TokenClassifierParams};
 pub use tokenized_texts::{Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, unless_stopped};
 
-/// Calls [`TaskVisitor::visit`] for each task. The commands, the routes and the classes of the Python
-/// package are those of these tasks. A server loads a model for the first task that it can do.
+/// Calls [`TaskVisitor::visit`] for each task. The commands, the routes and the classes of the
+/// Python package are those of these tasks. A server loads a model for the first task that it can
+/// do.
 pub fn for_each_task(visitor: &mut impl TaskVisitor) {
     visitor.visit::<TextClassifier>();
     visitor.visit::<TokenClassifier>();

@@ -10,7 +10,7 @@ use ops::l2_normalize;
 use serde::Deserialize;
 
 use crate::{
-    ConfigError, Error, Pooling, Result,
+    Error, Pooling, Result,
     load::{ModelFolder, Read},
     pipelines::dense::Dense,
 };
@@ -78,23 +78,16 @@ impl Default for InputOutput {
 ///
 /// # Errors
 /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if the file cannot be read or parsed;
-/// [`ConfigError::Unsupported`] for a module outside the folder, or for two modules of the same
-/// name, of which sentence-transformers runs one.
+/// [`crate::ConfigError::Unsupported`] for a module outside the folder, or for two modules of the
+/// same name, of which sentence-transformers runs one.
 fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
     let Some(mut entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
-    let refuse = |key, expected, got: &str| {
-        Err(ConfigError::Unsupported {
-            path: files.path(FILE),
-            key,
-            expected,
-            got: got.to_string(),
-        }
-        .into())
-    };
+    let unsupported =
+        |key, expected, got: &str| Error::unsupported(files.path(FILE), key, expected, got);
     let mut names = BTreeSet::new();
     for entry in &mut entries {
         if let Some(name) = entry.name.as_ref().filter(|name| !names.insert(name.to_string())) {
-            return refuse("a second module's name", "a name for each module", name);
+            return Err(unsupported("a second module's name", "a name for each module", name));
         }
         let parts = Path::new(&entry.path).components().filter(|part| *part != Component::CurDir);
         let parts = parts.map(|part| match part {
@@ -102,7 +95,11 @@ fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
             _ => None,
         });
         let Some(parts) = parts.collect::<Option<Vec<&str>>>() else {
-            return refuse("a module's path", "a subfolder of the model's folder", &entry.path);
+            return Err(unsupported(
+                "a module's path",
+                "a subfolder of the model's folder",
+                &entry.path,
+            ));
         };
         entry.path = parts.join("/"); // without `.` and without a slash at the end
     }
@@ -112,17 +109,16 @@ fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
 /// The files of the transformer `entry`.
 ///
 /// # Errors
-/// [`ConfigError::Unsupported`] if the transformer is in a subfolder and a weights file was chosen:
-/// the file would not be read.
+/// [`crate::ConfigError::Unsupported`] if the transformer is in a subfolder and a weights file was
+/// chosen: the file would not be read.
 fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> {
     if files.weights().is_some() && !entry.path.is_empty() {
-        return Err(ConfigError::Unsupported {
-            path: files.path(FILE),
-            key: "the Transformer's path",
-            expected: "an empty path, because a weights file was chosen",
-            got: entry.path.clone(),
-        }
-        .into());
+        return Err(Error::unsupported(
+            files.path(FILE),
+            "the Transformer's path",
+            "an empty path, because a weights file was chosen",
+            &entry.path,
+        ));
     }
     Ok(files.folder(&entry.path))
 }
@@ -130,12 +126,7 @@ fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> 
 /// The error for a list of modules that is not implemented.
 fn unsupported(files: &ModelFolder, entries: &[Entry], expected: &'static str) -> Error {
     let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
-    Error::Config(ConfigError::Unsupported {
-        path: files.path(FILE),
-        key: "modules",
-        expected,
-        got: classes.join(", "),
-    })
+    Error::unsupported(files.path(FILE), "modules", expected, classes.join(", "))
 }
 
 /// Whether a transformer is the only module.
@@ -168,7 +159,7 @@ pub(crate) fn is_transformer_alone(files: &ModelFolder) -> Result<bool> {
 /// Checks that a cross-encoder has no modules after the transformer.
 ///
 /// # Errors
-/// [`ConfigError::Unsupported`] if it has other modules; the errors of [`entries`].
+/// [`crate::ConfigError::Unsupported`] if it has other modules; the errors of [`entries`].
 pub(crate) fn check_cross_encoder(files: &ModelFolder) -> Result<()> {
     match entries(files)? {
         Some(entries) if !is_alone(&entries) => {
@@ -191,8 +182,8 @@ impl Chain {
     /// Reads `modules.json` and the pooling's config.
     ///
     /// # Errors
-    /// [`crate::FileError::NoFile`] for a missing file; [`ConfigError::Unsupported`] for modules
-    /// that are not implemented; the errors of [`entries`] and [`Pooling::from_json`].
+    /// [`crate::FileError::NoFile`] for a missing file; [`crate::ConfigError::Unsupported`] for
+    /// modules that are not implemented; the errors of [`entries`] and [`Pooling::from_json`].
     pub(crate) fn from_files(files: &ModelFolder) -> Result<Self> {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
                         use a model without this file, specify a pooling (--pooling of the \
@@ -231,7 +222,7 @@ impl Chain {
     /// returns the length of the last module's vectors.
     ///
     /// # Errors
-    /// [`ConfigError::Unsupported`] for a module with another input or output than
+    /// [`crate::ConfigError::Unsupported`] for a module with another input or output than
     /// `sentence_embedding`; the errors of [`Dense::from_files`].
     pub(crate) fn modules(
         &self,
@@ -252,9 +243,7 @@ impl Chain {
             ] {
                 if let Some(got) = name.filter(|name| name != SENTENCE) {
                     let path = files.path("config.json");
-                    return Err(
-                        ConfigError::Unsupported { path, key, expected: SENTENCE, got }.into()
-                    );
+                    return Err(Error::unsupported(path, key, SENTENCE, got));
                 }
             }
             modules.push(match entry.class() {

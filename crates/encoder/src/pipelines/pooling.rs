@@ -112,14 +112,8 @@ impl Pooling {
     /// [`Self::from_json`] for a parsed file.
     pub(crate) fn read(json: &Json) -> Result<Self> {
         let (keys, path): (Map<String, Value>, _) = (json.to()?, json.path());
-        let unsupported = |expected, got: String| {
-            Error::Config(ConfigError::Unsupported {
-                path: path.to_string(),
-                key: "pooling_mode",
-                expected,
-                got,
-            })
-        };
+        let unsupported =
+            |expected, got: String| Error::unsupported(path, "pooling_mode", expected, got);
         let is_of_pooling = |key: &String| {
             key.starts_with("pooling_mode")
                 || ["embedding_dimension", "word_embedding_dimension"].contains(&key.as_str())

@@ -14,7 +14,7 @@ pub(crate) fn with_tokenizer<M>(
 ) -> Result<(M, TextTokenizer)> {
     let config = ModelConfig::read(&*files.config()?)?;
     let tokenizer = || TextTokenizer::for_loader(files, &config, loader);
-    if files.are_on_hub() {
+    if files.are_remote() {
         return Ok((load()?, tokenizer()?));
     }
     let mut read = None;

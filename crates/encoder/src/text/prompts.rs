@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::{ConfigError, InputError, Result, load::ModelFolder, text::sentence_config::Loader};
+use crate::{Error, InputError, Result, load::ModelFolder, text::sentence_config::Loader};
 
 pub(crate) const FILE: &str = "config_sentence_transformers.json";
 
@@ -77,18 +77,16 @@ impl Prompts {
     ///
     /// # Errors
     /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
-    /// [`ConfigError::Unsupported`] for another `model_type`, if `truncate_dim` is 0, or if the
-    /// model does not have its default prompt.
+    /// [`crate::ConfigError::Unsupported`] for another `model_type`, if `truncate_dim` is 0, or if
+    /// the model does not have its default prompt.
     pub(crate) fn of_embedder(files: &ModelFolder) -> Result<Self> {
         const TYPE: &str = "SentenceTransformer";
         let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
         if let Some(got) = found.model_type.take().filter(|model_type| model_type != TYPE) {
-            let (path, key) = (files.path(FILE), "model_type");
-            return Err(ConfigError::Unsupported { path, key, expected: TYPE, got }.into());
+            return Err(Error::unsupported(files.path(FILE), "model_type", TYPE, got));
         }
         if found.truncate_dim == Some(0) {
-            let (path, key, got) = (files.path(FILE), "truncate_dim", "0".to_string());
-            return Err(ConfigError::Unsupported { path, key, expected: "at least 1", got }.into());
+            return Err(Error::unsupported(files.path(FILE), "truncate_dim", "at least 1", 0));
         }
         found.is_embedder = true;
         found.checked(files)
@@ -98,7 +96,7 @@ impl Prompts {
     ///
     /// # Errors
     /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
-    /// [`ConfigError::Unsupported`] if the model does not have its default prompt.
+    /// [`crate::ConfigError::Unsupported`] if the model does not have its default prompt.
     pub(crate) fn of_cross_encoder(files: &ModelFolder) -> Result<Self> {
         files.json::<Self>(FILE)?.unwrap_or_default().checked(files)
     }
@@ -106,13 +104,12 @@ impl Prompts {
     /// Checks that the model has its default prompt.
     fn checked(self, files: &ModelFolder) -> Result<Self> {
         match self.default_prompt_name.as_deref().filter(|name| self.named(name).is_err()) {
-            Some(name) => Err(ConfigError::Unsupported {
-                path: files.path(FILE),
-                key: "default_prompt_name",
-                expected: "a name in the key prompts",
-                got: format!("{name:?} (prompts: {:?})", self.names().collect::<Vec<_>>()),
-            }
-            .into()),
+            Some(name) => Err(Error::unsupported(
+                files.path(FILE),
+                "default_prompt_name",
+                "a name in the key prompts",
+                format!("{name:?} (prompts: {:?})", self.names().collect::<Vec<_>>()),
+            )),
             None => Ok(self),
         }
     }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    ConfigError, Result,
+    Error, Result,
     load::{ModelFolder, parse_value},
 };
 
@@ -108,7 +108,7 @@ impl SentenceConfig {
     ///
     /// # Errors
     /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
-    /// [`ConfigError::Unsupported`] for a setting that is not implemented.
+    /// [`crate::ConfigError::Unsupported`] for a setting that is not implemented.
     pub(crate) fn from_files(files: &ModelFolder, loader: Loader) -> Result<Self> {
         let candidates = if loader == Loader::Transformers { &FILES[..0] } else { &FILES[..] };
         for file in candidates {
@@ -128,9 +128,8 @@ impl SentenceConfig {
     }
 
     fn new(keys: Keys, loader: Loader, path: String) -> Result<Self> {
-        let refuse = |key, expected, got: String| {
-            Err(ConfigError::Unsupported { path: path.clone(), key, expected, got }.into())
-        };
+        let unsupported =
+            |key, expected, got: String| Error::unsupported(path.clone(), key, expected, got);
         let (task, output, name, modality) = match loader {
             Loader::CrossEncoder => (
                 "sequence-classification",
@@ -146,16 +145,16 @@ impl SentenceConfig {
             ),
         };
         if let Some(got) = keys.transformer_task.filter(|got| got != task) {
-            return refuse("transformer_task", task, got);
+            return Err(unsupported("transformer_task", task, got));
         }
         if let Some(got) = keys.module_output_name.filter(|got| got != name) {
-            return refuse("module_output_name", name, got);
+            return Err(unsupported("module_output_name", name, got));
         }
         if let Some(modalities) = &keys.modality_config
             && !is_plain_text(modalities, output)
         {
             let got = Value::from(modalities.clone()).to_string();
-            return refuse("modality_config", modality, got);
+            return Err(unsupported("modality_config", modality, got));
         }
         for (key, value) in [
             ("query_length", &keys.query_length),
@@ -164,7 +163,7 @@ impl SentenceConfig {
             ("tokenizer_name_or_path", &keys.tokenizer_name_or_path),
         ] {
             if !value.is_null() {
-                return refuse(key, "the key to be absent", value.to_string());
+                return Err(unsupported(key, "the key to be absent", value.to_string()));
             }
         }
         for (key, arguments) in [
@@ -175,11 +174,11 @@ impl SentenceConfig {
             if let Some((name, value)) =
                 arguments.into_iter().find(|(name, _)| !IGNORED_ARGUMENTS.contains(&&name[..]))
             {
-                return refuse(
+                return Err(unsupported(
                     key,
                     "no arguments that change the model",
                     format!("{name}: {value}"),
-                );
+                ));
             }
         }
         let processing = keys.processing_kwargs.unwrap_or_default();
@@ -200,7 +199,7 @@ impl SentenceConfig {
             if !is_implemented {
                 let expected =
                     "a max_length in tokens, and the default value of every other argument";
-                return refuse("processing_kwargs", expected, format!("{name}: {value}"));
+                return Err(unsupported("processing_kwargs", expected, format!("{name}: {value}")));
             }
         }
         let mut tokenizer = keys.processor_kwargs.unwrap_or_default();
@@ -209,11 +208,11 @@ impl SentenceConfig {
             |(name, value): &(&String, &Value)| *name == "tokenizer_class" || value.is_null();
         if let Some((name, value)) = tokenizer.iter().find(refused) {
             let expected = "keys other than tokenizer_class, with values other than null";
-            return refuse(
+            return Err(unsupported(
                 "processor_kwargs (or tokenizer_args)",
                 expected,
                 format!("{name}: {value}"),
-            );
+            ));
         }
         Ok(Self {
             max_seq_length: keys.max_seq_length,

@@ -841,13 +841,8 @@ fn no_vocabulary(files: &ModelFolder, settings: &TokenizerConfig, file: &str) ->
         None => {
             for (file, expected) in FILES_OF_CLASSES {
                 if files.has(file)? {
-                    let (path, got) = (settings.class_path().into(), settings.describe_class());
-                    return Ok(Error::Config(ConfigError::Unsupported {
-                        path,
-                        key: "tokenizer_class",
-                        expected,
-                        got,
-                    }));
+                    let (path, got) = (settings.class_path(), settings.describe_class());
+                    return Ok(Error::unsupported(path, "tokenizer_class", expected, got));
                 }
             }
             "the tokenizer's vocabulary and rules"

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
 
 use crate::{
-    ConfigError, Error, Result,
+    Error, Result,
     load::{ModelFolder, parse_value},
     text::sentence_config::SentenceConfig,
     text::tokenizer_class::{BERT_TOKENS, TokenizerClass},
@@ -161,7 +161,7 @@ impl TokenizerConfig {
     ///
     /// # Errors
     /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
-    /// [`ConfigError::Unsupported`] for a setting that is not implemented.
+    /// [`crate::ConfigError::Unsupported`] for a setting that is not implemented.
     pub(crate) fn from_files(
         files: &ModelFolder,
         sentence: &SentenceConfig,
@@ -223,9 +223,8 @@ impl TokenizerConfig {
                     }
                 }
                 Some(got) => {
-                    let (path, got) = (path_of(key), got.to_string());
                     let expected = "a list of tokens, or tokens by their names";
-                    return Err(ConfigError::Unsupported { path, key, expected, got }.into());
+                    return Err(Error::unsupported(path_of(key), key, expected, got));
                 }
             }
         }
@@ -254,12 +253,12 @@ impl TokenizerConfig {
     fn added_tokens_decoder(&self, path: &str) -> Result<Vec<(u32, AddedToken)>> {
         let tokens = self.keys.added_tokens_decoder.iter().flatten().map(|(id, token)| {
             let id = id.parse::<u32>().map_err(|_| {
-                Error::Config(ConfigError::Unsupported {
-                    path: path.to_string(),
-                    key: "added_tokens_decoder",
-                    expected: "tokens by their ids",
-                    got: format!("{id:?}"),
-                })
+                Error::unsupported(
+                    path,
+                    "added_tokens_decoder",
+                    "tokens by their ids",
+                    format!("{id:?}"),
+                )
             })?;
             let is_named = self.named.iter().any(|(_, named)| named.text() == token.text())
                 || self.is_named_token_of_class(token.text());
@@ -528,25 +527,32 @@ impl Keys {
     /// key.
     ///
     /// # Errors
-    /// [`ConfigError::Unsupported`] for a value that is not implemented.
+    /// [`crate::ConfigError::Unsupported`] for a value that is not implemented.
     fn check(&self, path_of: impl Fn(&str) -> String) -> Result<()> {
-        let refuse = |key, expected, got: String| {
-            Err(ConfigError::Unsupported { path: path_of(key), key, expected, got }.into())
-        };
+        let unsupported =
+            |key, expected, got: String| Error::unsupported(path_of(key), key, expected, got);
         if let Some(side) = self.truncation_side.as_deref()
             && !["left", "right"].contains(&side)
         {
-            return refuse("truncation_side", "left or right", side.to_string());
+            return Err(unsupported("truncation_side", "left or right", side.to_string()));
         }
         if let Some(inputs) = self.init_inputs.as_ref().filter(|inputs| !inputs.is_empty()) {
-            return refuse("init_inputs", "an empty list", Value::from(inputs.clone()).to_string());
+            return Err(unsupported(
+                "init_inputs",
+                "an empty list",
+                Value::from(inputs.clone()).to_string(),
+            ));
         }
         if let Some(vocab) = &self.vocab {
-            return refuse("vocab", "a vocab.txt or a tokenizer.json instead", vocab.to_string());
+            return Err(unsupported(
+                "vocab",
+                "a vocab.txt or a tokenizer.json instead",
+                vocab.to_string(),
+            ));
         }
         let files = self.fast_tokenizer_files.iter().flatten();
         match files.into_iter().find(|file| *file != "tokenizer.json") {
-            Some(file) => refuse("fast_tokenizer_files", "tokenizer.json", file.clone()),
+            Some(file) => Err(unsupported("fast_tokenizer_files", "tokenizer.json", file.clone())),
             None => Ok(()),
         }
     }
@@ -687,8 +693,7 @@ pub(crate) fn chat_template(files: &ModelFolder) -> Result<Option<String>> {
 
 /// The error for a chat template in the file at `path`, which is not implemented.
 pub(crate) fn chat_template_unsupported(path: &str) -> Error {
-    let (key, expected, got) = ("chat_template", "no chat template", "of this file".to_string());
-    Error::Config(ConfigError::Unsupported { path: path.to_string(), key, expected, got })
+    Error::unsupported(path, "chat_template", "no chat template", "of this file")
 }
 
 /// Whether a value is neither null nor an empty list or object.
