@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use encoder::{EmbedOptions, Embedder};
+use encoder::{EmbedOptions, Embedder, beginning};
 
 use crate::{messages, model::Model, truncation::Truncation, vector_table};
 
@@ -71,7 +71,7 @@ pub fn check_finite<S: AsRef<str>>(texts: &[S], vectors: &[Vec<f32>]) -> Result<
         ensure!(
             vector.iter().all(|value| value.is_finite()),
             "text {:?}: the vector has a NaN or infinite value; if --dtype is f16, use f32 or bf16",
-            text.as_ref().chars().take(40).collect::<String>()
+            beginning(text.as_ref())
         );
     }
     Ok(())

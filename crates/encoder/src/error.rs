@@ -701,8 +701,12 @@ impl From<Error> for candle_core::Error {
     }
 }
 
-/// The first 40 characters of a text, for errors.
-pub(crate) fn beginning(text: &str) -> String {
+/// The first 40 characters of a text, by which an error names the text.
+///
+/// ```
+/// assert_eq!(encoder::beginning(&"é".repeat(50)), "é".repeat(40));
+/// ```
+pub fn beginning(text: &str) -> String {
     text.chars().take(40).collect()
 }
 

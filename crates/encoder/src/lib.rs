@@ -76,7 +76,9 @@ pub use block::{
     PositionWiseFeedForward, Positions, RelativeBiasConfig,
 };
 pub use choice::{Choice, phrase};
-pub use error::{CheckpointError, ConfigError, Error, FileError, HubError, InputError, Result};
+pub use error::{
+    CheckpointError, ConfigError, Error, FileError, HubError, InputError, Result, beginning,
+};
 #[cfg(feature = "hub")]
 pub use load::{DownloadProgress, Hub};
 pub use load::{

@@ -2,7 +2,7 @@
 //! positions, so that scores depend on the distance of the tokens.
 //! Su et al. 2021, <https://arxiv.org/abs/2104.09864>.
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, Device, Tensor};
 use candle_nn::rotary_emb::rope;
 use ops::{rotate_in_place, table_fits};
 
@@ -234,10 +234,7 @@ impl RotaryAt {
             let expected = format!("(B, H, T, D) with T = {t} and D = {d}, as in the rotary table");
             return Err(shape_error("x", x, expected));
         }
-        let x_f32 = match x.dtype() {
-            DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
-            _ => x.clone(),
-        };
+        let x_f32 = ops::widen(x)?;
         let (cos, sin) = (self.cos.to_dtype(x_f32.dtype())?, self.sin.to_dtype(x_f32.dtype())?);
         let rotated = if x.track_op() {
             rotate_with_gradients(&x_f32, &cos, &sin)?
@@ -285,7 +282,7 @@ impl QueryKeyTransform for RotaryAt {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device::Cpu, Var};
+    use candle_core::{DType, Device::Cpu, Var};
 
     use super::*;
     use crate::testing::max_difference;

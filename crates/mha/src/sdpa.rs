@@ -2,6 +2,7 @@
 //! <https://arxiv.org/abs/1706.03762>.
 
 use candle_core::{D, DType, Tensor};
+use ops::widen;
 
 use crate::{
     AttentionMask, ComputeType, DisentangledPositions, Dropout, LoweredMask, Result,
@@ -196,7 +197,7 @@ pub(crate) fn attend(
     let [b, h, t, s] = check_qkv(q, k, v)?;
     if b * h * t * s == 0 {
         let zeros = |width, dtype| Tensor::zeros((b, h, t, width), dtype, q.device());
-        let weights = zeros(s, widened(q)?.dtype())?; // without elements
+        let weights = zeros(s, widen(q)?.dtype())?; // without elements
         return Ok((zeros(v.dim(3)?, q.dtype())?, weights));
     }
     let weights = weights(q, k, mask, scoring)?; // (B, H, T, S)
@@ -204,7 +205,7 @@ pub(crate) fn attend(
         None => weights.clone(),
         Some(dropout) => dropout.apply(&weights)?,
     };
-    let context = mask.weighted_sum(&dropped, &widened(v)?, product)?; // (B, H, T, V)
+    let context = mask.weighted_sum(&dropped, &widen(v)?.contiguous()?, product)?; // (B, H, T, V)
     let context = mask.scale_heads(context)?.to_dtype(q.dtype())?;
     Ok((context, mask.scale_heads(weights)?))
 }
@@ -212,7 +213,7 @@ pub(crate) fn attend(
 /// The softmax of the scores, `(B, H, T, S)` in f32 or f64.
 fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scoring: Scoring) -> Result<Tensor> {
     let Scoring { scale, positions, first_query } = scoring;
-    let (q, mut k) = (widened(q)?, widened(k)?);
+    let (q, mut k) = (widen(q)?.contiguous()?, widen(k)?.contiguous()?);
     let is_tracked = positions.is_some_and(DisentangledPositions::is_tracked);
     if q.track_op() || k.track_op() || is_tracked {
         // A NaN in a hidden key would give 0 · NaN in the backward pass.
@@ -295,15 +296,6 @@ fn softmax(scores: &Tensor, empty_rows: Option<Tensor>) -> Result<Tensor> {
         denominator = denominator.broadcast_add(&empty_rows)?;
     }
     Ok(numerator.broadcast_div(&denominator)?)
-}
-
-/// Makes `x` contiguous and converts f16 and bf16 to f32.
-fn widened(x: &Tensor) -> Result<Tensor> {
-    let dtype = match x.dtype() {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
-    };
-    Ok(x.to_dtype(dtype)?.contiguous()?)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Element-wise activations, computed by candle's operations.
 
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{Module, Result, Tensor};
 use serde::{Deserialize, Serialize};
+
+use crate::widen;
 
 /// An element-wise activation. It is serialised as its name in a Hugging Face `config.json`
 /// (`hidden_act`).
@@ -121,21 +123,13 @@ impl Module for Activation {
 /// would otherwise compute in half precision: x³ in the tanh form of GELU would overflow f16, and
 /// rounding would make the gradient of SiLU 0 instead of 1 for large x.
 fn for_gradients(x: &Tensor) -> Result<Tensor> {
-    if x.track_op() { widened(x) } else { Ok(x.clone()) }
-}
-
-/// `x` in f32 if it has a half-precision dtype.
-fn widened(x: &Tensor) -> Result<Tensor> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
-        _ => Ok(x.clone()),
-    }
+    if x.track_op() { widen(x) } else { Ok(x.clone()) }
 }
 
 /// `x·tanh(ln(1 + eˣ))`, computed as `x·n / (n + 2)` with `n = eˣ·(eˣ + 2)`, because `1 + eˣ` would
 /// lose the low bits of a small eˣ. For x > 20 the quotient `n / (n + 2)` rounds to 1 in f32.
 fn mish(x: &Tensor) -> Result<Tensor> {
-    let wide = widened(x)?;
+    let wide = widen(x)?;
     let e = wide.minimum(20.0)?.exp()?;
     let n = (&e * (&e + 2.0)?)?;
     (&wide * (&n / (&n + 2.0)?)?)?.to_dtype(x.dtype())
@@ -143,7 +137,7 @@ fn mish(x: &Tensor) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device::Cpu, Var};
+    use candle_core::{DType, Device::Cpu, Var};
 
     use super::*;
 

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{DType, Tensor, WithDType};
+use candle_core::{Tensor, WithDType};
 use mha_kernels::{Broadcast, Sequence};
 
-use crate::Result;
+use crate::{Result, widen};
 
 /// Ragged sequences: the tokens of each see the tokens of the same sequence only. Clones share what
 /// the kernels compute from the offsets.
@@ -95,10 +95,7 @@ impl MaskParts {
     /// [`crate::Error::Candle`] if a tensor operation fails.
     pub(super) fn scale_heads(&self, x: &Tensor) -> Result<Tensor> {
         let Some(head_mask) = &self.head_mask else { return Ok(x.clone()) };
-        let wide = match x.dtype() {
-            DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
-            _ => x.clone(),
-        };
+        let wide = widen(x)?;
         Ok(wide.broadcast_mul(&head_mask.to_dtype(wide.dtype())?)?.to_dtype(x.dtype())?)
     }
 

@@ -55,4 +55,4 @@ pub use mha_kernels::{ComputeType, Isa, SharedBytes, max_threads, release_freed_
 pub use pool::{l2_normalize, mean_pool};
 pub use rotary::{rotate_in_place, table_fits};
 pub use weights::{Loaded, PackedArray, WeightSource, Weights, loaded};
-pub use widen::{f32_from_bf16, f32_from_f16};
+pub use widen::{f32_from_bf16, f32_from_f16, widen};

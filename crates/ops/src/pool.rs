@@ -1,13 +1,13 @@
 //! Pooling of ragged sequences: mean over tokens, and normalisation to unit length.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 use mha_kernels::Isa;
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Error, Result, cpu};
+use crate::{Error, Result, cpu, widen};
 
 /// The mean of each sequence's rows in f32; `None` if no kernel supports `x`.
 ///
@@ -74,10 +74,7 @@ pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
         let message = format!("l2_normalize: expected a tensor of floats, got {dtype:?}");
         return Err(candle_core::Error::Msg(message).into());
     }
-    let x = match dtype {
-        DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
-        _ => x.clone(),
-    };
+    let x = widen(x)?;
     // 1e-24 is the square of 1e-12. The maximum is taken before the root, because the gradient of
     // sqrt(0) is infinite.
     let length = x.sqr()?.sum_keepdim(1)?.maximum(1e-24)?.sqrt()?;
@@ -104,7 +101,7 @@ impl CustomOp1 for MeanPool {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device::Cpu, Var};
+    use candle_core::{DType, Device::Cpu, Var};
 
     use super::*;
 

@@ -1,5 +1,6 @@
 //! Conversion of 16-bit floats to f32.
 
+use candle_core::{DType, Tensor};
 use half::{
     bf16, f16,
     slice::{HalfBitsSliceExt, HalfFloatSliceExt},
@@ -8,6 +9,25 @@ use rayon::prelude::*;
 
 use crate::zeros;
 
+/// `x`, in f32 if its dtype is f16 or bf16.
+///
+/// # Errors
+/// The error of candle if the conversion fails.
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let x = Tensor::new(&[1.0f32, -2.5], &Device::Cpu)?.to_dtype(DType::BF16)?;
+/// assert_eq!(ops::widen(&x)?.to_vec1::<f32>()?, [1.0, -2.5]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn widen(x: &Tensor) -> candle_core::Result<Tensor> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
+        _ => Ok(x.clone()),
+    }
+}
+
 /// The f32 values of f16 values in little-endian bytes, converted in parallel into huge pages if
 /// the system has them. The conversion takes much of the loading time of a checkpoint in f16.
 ///
@@ -15,7 +35,7 @@ use crate::zeros;
 /// assert_eq!(ops::f32_from_f16(&[[0x00, 0x3c], [0x00, 0xc1]]), [1.0, -2.5]);
 /// ```
 pub fn f32_from_f16(values: &[[u8; 2]]) -> Vec<f32> {
-    widen(values, |bits, wide| bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide))
+    convert(values, |bits, wide| bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide))
 }
 
 /// The f32 values of bf16 values in little-endian bytes, as for [`f32_from_f16`].
@@ -24,17 +44,17 @@ pub fn f32_from_f16(values: &[[u8; 2]]) -> Vec<f32> {
 /// assert_eq!(ops::f32_from_bf16(&[[0x80, 0x3f], [0x20, 0xc0]]), [1.0, -2.5]);
 /// ```
 pub fn f32_from_bf16(values: &[[u8; 2]]) -> Vec<f32> {
-    widen(values, |bits, wide| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(wide))
+    convert(values, |bits, wide| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(wide))
 }
 
-/// Calls `convert` with the bits and the destination of each chunk of values.
-fn widen(values: &[[u8; 2]], convert: impl Fn(&[u16], &mut [f32]) + Sync) -> Vec<f32> {
+/// Calls `to_f32` with the bits and the destination of each chunk of values.
+fn convert(values: &[[u8; 2]], to_f32: impl Fn(&[u16], &mut [f32]) + Sync) -> Vec<f32> {
     const CHUNK: usize = 4096;
     let mut wide = zeros::<f32>(values.len());
     let chunks = wide.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
     chunks.for_each(|(wide, values)| {
         let bits: Vec<u16> = values.iter().map(|&value| u16::from_le_bytes(value)).collect();
-        convert(&bits, wide);
+        to_f32(&bits, wide);
     });
     wide
 }

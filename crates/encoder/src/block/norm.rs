@@ -1,6 +1,6 @@
 //! The normalisation that an [`EncoderConfig`] selects: LayerNorm or RMSNorm.
 
-use candle_core::{D, DType, Module, Tensor};
+use candle_core::{D, Module, Tensor};
 use candle_nn::Init;
 use ops::{LayerNorm, NotLoaded, Weights, loaded};
 
@@ -55,10 +55,7 @@ impl Module for Norm {
                         x.dims()
                     );
                 }
-                let x_f32 = match x.dtype() {
-                    DType::F16 | DType::BF16 => x.to_dtype(DType::F32)?,
-                    _ => x.clone(),
-                };
+                let x_f32 = ops::widen(x)?;
                 let mean_square = x_f32.sqr()?.mean_keepdim(D::Minus1)?;
                 let normalised = x_f32.broadcast_div(&(mean_square + *eps)?.sqrt()?)?;
                 normalised.to_dtype(x.dtype())?.broadcast_mul(weight)
