@@ -14,6 +14,7 @@ mod golden_attention;
 mod golden_decoder;
 mod golden_heads;
 mod golden_sentence;
+mod golden_sparse;
 #[cfg(feature = "hub")]
 mod hub;
 mod invariance;

@@ -8,6 +8,7 @@ mod attention;
 mod commands;
 mod compute;
 mod default_model;
+mod embedding;
 mod fit;
 mod json_line;
 mod messages;

@@ -4,7 +4,7 @@ use std::{fmt, path::Path};
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use encoder::{Embedder, Pooling, PoolingMode};
+use encoder::{Embedder, LoadOptions, ModelFiles, Pooling, PoolingMode};
 use serde::{Deserialize, Serialize};
 
 use crate::{compute::Compute, default_model, messages};
@@ -115,13 +115,32 @@ impl Model {
         self.model.as_deref().unwrap_or(default_model::NAME)
     }
 
-    /// Loads the model.
-    pub fn embedder(&self) -> Result<Embedder> {
-        let files = default_model::open_or_default(self.model.as_deref())?;
-        let options = self.compute.start()?;
+    /// Opens the files of the model.
+    pub fn files(&self) -> Result<ModelFiles> {
+        default_model::open_or_default(self.model.as_deref())
+    }
+
+    /// Chooses the threads and the device, and returns how to load a model for them.
+    pub fn load_options(&self) -> Result<LoadOptions> {
+        self.compute.start()
+    }
+
+    /// The options for dense models only, each with whether it is given.
+    pub fn options_of_dense_models(&self) -> [(&'static str, bool); 2] {
+        [("--pooling", self.chooses_pooling()), ("--normalize", self.normalize)]
+    }
+
+    /// Whether `--pooling` is given, which makes any model a dense one.
+    pub fn chooses_pooling(&self) -> bool {
+        !self.pooling.is_empty()
+    }
+
+    /// Loads a dense model.
+    pub fn embedder(&self, files: &ModelFiles) -> Result<Embedder> {
+        let options = self.load_options()?;
         let embedder = match &self.pooling[..] {
-            [] => Embedder::from_files(&files, &options)?,
-            modes => Embedder::from_transformer(&files, Pooling::new(modes)?, &options)?,
+            [] => Embedder::from_files(files, &options)?,
+            modes => Embedder::from_transformer(files, Pooling::new(modes)?, &options)?,
         };
         Ok(if self.normalize { embedder.normalized() } else { embedder })
     }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use crate::fit::fit;
 
 /// The width of the column of texts.
-const TEXT: usize = 40;
+pub const TEXT: usize = 40;
 /// The number of values shown per vector.
 const VALUES: usize = 4;
 /// The width of the column of values: 7 characters for each value of magnitude below 999,999.5,

@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let embedder = args.model.embedder()?;
+    let embedder = args.model.embedder(&args.model.files()?)?;
     let texts: Vec<&str> = args.texts.iter().map(String::as_str).collect();
     let vectors = vectors_for_cosines(&embedder, &texts, EmbedOptions::default())?;
     let mut out = io::BufWriter::new(io::stdout().lock());

@@ -15,19 +15,20 @@ use corpus::{
     EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype,
     VectorFormat, embed_records, warnings,
 };
-use encoder::{Choice, EmbedOptions, Embedder, LongTexts};
+use encoder::{
+    Choice, EmbedOptions, Embedder, EmbeddingKind, LongTexts, ModelFiles, SparseEmbedder,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
     arguments::{choice, positive, usage_error},
-    commands::compare::{self, check_finite},
+    embedding::Printed,
     json_line::write_line,
     messages,
     model::Model,
     texts,
     truncation::Truncation,
-    vector_table,
 };
 
 /// The advice at the end of a truncation warning.
@@ -42,6 +43,18 @@ const ADVICE: &str = "; --long-texts windows embeds all tokens";
 pub struct Args {
     #[command(flatten)]
     model: Model,
+
+    /// Kind of embedding [default: the kind that the model's files name]
+    #[arg(long, value_name = "KIND", value_parser = choice::<EmbeddingKind>())]
+    kind: Option<EmbeddingKind>,
+
+    /// Keep at most N values of a sparse vector, the largest
+    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
+    max_active_dims: Option<usize>,
+
+    /// Add the token of each index of a sparse vector, in JSON lines
+    #[arg(long)]
+    tokens: bool,
 
     /// Truncate vectors to their first N values, and scale the truncated vectors to length 1 if the
     /// model normalises; for models that were trained for truncation
@@ -155,12 +168,36 @@ impl Args {
         EmbedOptions::new().with_prompt(prompt).with_long_texts(self.long_texts)
     }
 
-    fn embedder(&self) -> Result<Embedder> {
-        let embedder = self.model.embedder()?;
+    /// # Errors
+    /// A usage error for an option that has no meaning for a dense model; the errors of loading.
+    fn dense(&self, files: &ModelFiles) -> Result<Embedder> {
+        let options = [("--max-active-dims", self.max_active_dims.is_some())];
+        refuse(&[&options[..], &[("--tokens", self.tokens)]].concat(), EmbeddingKind::Dense)?;
+        let embedder = self.model.embedder(files)?;
         Ok(match self.dimensions {
             Some(dimension) => embedder.with_dimension(dimension)?,
             None => embedder,
         })
+    }
+
+    /// # Errors
+    /// A usage error for an option that has no meaning for a sparse model, or for tokens in a table
+    /// of columns; the errors of loading.
+    fn sparse(&self, files: &ModelFiles, output: &Output) -> Result<SparseEmbedder> {
+        let dimensions = [("--dimensions", self.dimensions.is_some())];
+        let pooling = self.model.options_of_dense_models();
+        refuse(&[&dimensions[..], &pooling].concat(), EmbeddingKind::Sparse)?;
+        if let (true, Output::File(run)) = (self.tokens, output)
+            && run.format() != Some(VectorFormat::Jsonl)
+        {
+            return Err(usage_error("--tokens is for JSON lines: expected an output of .jsonl"));
+        }
+        let model = SparseEmbedder::from_files(files, &self.model.load_options()?)?;
+        let model = match self.max_active_dims {
+            Some(max) => model.with_max_active_dims(max)?,
+            None => model,
+        };
+        Ok(if self.tokens { model.with_tokens() } else { model })
     }
 
     /// The texts from the command line, or the file of `--input`, or standard input.
@@ -225,10 +262,38 @@ enum Output {
     Table,
 }
 
+/// # Errors
+/// A usage error if one of the options is given, each with whether it is given.
+fn refuse(options: &[(&str, bool)], kind: EmbeddingKind) -> Result<()> {
+    match options.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(usage_error(format!(
+            "{option} has no effect on a {kind} model: expected a model of another kind, or \
+             --kind; leave the option out"
+        ))),
+        None => Ok(()),
+    }
+}
+
 pub fn run(args: Args) -> Result<()> {
     let source = args.source();
     let output = args.output(&source)?;
-    let embedder = args.embedder()?;
+    let files = args.model.files()?;
+    let kind = match args.kind {
+        Some(kind) => kind,
+        None if args.model.chooses_pooling() => EmbeddingKind::Dense,
+        None => EmbeddingKind::from_files(&files)?,
+    };
+    match kind {
+        EmbeddingKind::Dense => embed(&args, source, output, args.dense(&files)?),
+        EmbeddingKind::Sparse => {
+            let embedder = args.sparse(&files, &output)?;
+            embed(&args, source, output, embedder)
+        }
+        kind => Err(usage_error(format!("--kind {kind} is not supported by this command"))),
+    }
+}
+
+fn embed<E: Printed>(args: &Args, source: RecordSource, output: Output, embedder: E) -> Result<()> {
     args.announce_stdin();
     let options = args.options();
     let progress = Progress::new(source.clone(), args.quiet || args.output.is_none())?;
@@ -239,9 +304,9 @@ pub fn run(args: Args) -> Result<()> {
             run.run(&embedder, options, |event| progress.show(event))?
         }
         Output::Lines => {
-            let write = |records: Vec<Record>, vectors: Vec<Vec<f32>>| {
+            let write = |records: Vec<Record>, vectors: Vec<E::Row>| {
                 let texts: Vec<&str> = records.iter().map(Record::text).collect();
-                check_finite(&texts, &vectors)?;
+                E::check(&texts, &vectors)?;
                 for (text, embedding) in texts.into_iter().zip(&vectors) {
                     write_line(&mut out, &Line { text, embedding })?;
                 }
@@ -259,15 +324,15 @@ pub fn run(args: Args) -> Result<()> {
             };
             let on_event = |event: Event| {
                 if let Event::Started { .. } = event {
-                    compare::warn_other_similarity(&embedder);
+                    embedder.warn_before_table();
                 }
                 progress.show(event);
             };
             let summary =
                 embed_records(&source, args.on_error, &embedder, options, collect, on_event)?;
-            embedder.prompt_text(options.prompt)?; // an error also without texts
-            check_finite(&texts, &vectors)?;
-            vector_table::vectors(&mut out, embedder.dimension(), &texts, &vectors)?;
+            embedder.check_prompt(options.prompt)?; // an error also without texts
+            E::check(&texts, &vectors)?;
+            embedder.write_table(&mut out, &texts, &vectors)?;
             summary
         }
     };
@@ -339,7 +404,7 @@ impl Progress {
 
 /// One line of `--format jsonl`.
 #[derive(Serialize)]
-struct Line<'a> {
+struct Line<'a, R> {
     text: &'a str,
-    embedding: &'a [f32],
+    embedding: &'a R,
 }

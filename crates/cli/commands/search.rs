@@ -185,7 +185,7 @@ fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
         })?;
         args.model.resolve_for_corpus(spec)?;
     }
-    let embedder = args.model.embedder()?;
+    let embedder = args.model.embedder(&args.model.files()?)?;
     let (got, max, model) = (vectors.dimension(), embedder.dimension(), args.model.name());
     ensure!(
         got <= max,

@@ -25,7 +25,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let embedder = args.model.embedder()?;
+    let embedder = args.model.embedder(&args.model.files()?)?;
     let vectors = vectors_for_cosines(&embedder, &[args.a, args.b], EmbedOptions::default())?;
     Ok(writeln!(io::stdout(), "{:.6}", cosine(&vectors[0], &vectors[1]))?)
 }

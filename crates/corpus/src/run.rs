@@ -272,15 +272,19 @@ impl EmbedRun {
         Ok(summary)
     }
 
+    /// The format of the output: that of [`Self::with_format`], or that of the path's extension.
+    pub fn format(&self) -> Option<VectorFormat> {
+        self.format.or_else(|| VectorFormat::from_path(&self.output))
+    }
+
     fn layout<E: Embed<Row: StoredRow>>(
         &self,
         embedder: &E,
         records: &mut Records,
         on_event: &mut impl FnMut(Event),
     ) -> Result<Layout> {
-        let format = self.format.or_else(|| VectorFormat::from_path(&self.output));
         let spec = LayoutSpec {
-            format: format.ok_or_else(|| {
+            format: self.format().ok_or_else(|| {
                 Error::Output(OutputError::OutputExtension { path: self.output.clone() })
             })?,
             dtype: self.dtype,

@@ -34,6 +34,7 @@
 //! | `rotary` | [`rotate_f32`], [`rotate_bf16`] | rotary position embedding, in place |
 //! | `attention` | [`attention_f32`], [`attention_bf16`] | `softmax(q·kᵀ · scale + bias) · v`, block by block |
 //! | `gemm` | [`PackedLinear`], [`linear`](linear()), [`chain_f32`], [`chain_bf16`] | `activation(x·Wᵀ + b)`, one or several in sequence |
+//! | `gemm` | [`pooled_linear`] | `pool(x·Wᵀ + b)` over the rows of each sequence |
 //! | `embed` | [`embed_layer_norm`] | three table lookups, their sum, layer normalisation |
 //! | `norm` | [`add_layer_norm`], [`add`] | residual and layer normalisation |
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
@@ -78,7 +79,8 @@ pub use compute_type::ComputeType;
 pub use cosine::cosine_similarities;
 pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
 pub use gemm::{
-    LinearMap, MAX_INT8_INPUT, PackedArrays, PackedLinear, Rows, chain_bf16, chain_f32, linear,
+    LinearMap, MAX_INT8_INPUT, PackedArrays, PackedLinear, RowPooling, Rows, chain_bf16, chain_f32,
+    linear, pooled_linear,
 };
 pub use isa::{Isa, IsaError};
 pub use norm::{add, add_layer_norm};

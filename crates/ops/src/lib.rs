@@ -51,7 +51,9 @@ pub use embed::{Table, embed};
 pub use error::{Error, NotLoaded, Result};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
-pub use mha_kernels::{ComputeType, Isa, SharedBytes, max_threads, release_freed_memory, zeros};
+pub use mha_kernels::{
+    ComputeType, Isa, RowPooling, SharedBytes, max_threads, release_freed_memory, zeros,
+};
 pub use pool::{l2_normalize, mean_pool};
 pub use rotary::{rotate_in_place, table_fits};
 pub use weights::{Loaded, PackedArray, WeightSource, Weights, loaded};

@@ -2,6 +2,7 @@
 //!
 //! | file | weights | product |
 //! |---|---|---|
+//! | `pooled.rs` | any; the rows of the output are pooled | CPU kernel, or candle |
 //! | `packed.rs` | packed, f32, bf16 or int8, on the CPU | CPU kernel |
 //! | `plain.rs` | a candle tensor of any dtype | candle; on a GPU with a kernel for bias and activation |
 //! | `bf16.rs` | a bf16 tensor on a GPU | cublasLt or candle, with inputs and outputs in f32 |
@@ -12,6 +13,7 @@ mod bf16;
 mod cuda;
 mod packed;
 mod plain;
+mod pooled;
 
 use std::sync::Arc;
 

@@ -30,11 +30,7 @@ use crate::{Error, Result, cpu, widen};
 /// ```
 pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
     let (n, _e) = x.dims2()?;
-    let increase = offsets.windows(2).all(|pair| pair[0] < pair[1]);
-    if offsets.first() != Some(&0) || offsets.last() != Some(&n) || !increase {
-        let expected = format!("offsets that increase strictly from 0 to N = {n}");
-        return Err(Error::Shape { argument: "offsets", expected, got: offsets.to_vec() });
-    }
+    check_offsets(offsets, n)?;
     #[cfg(feature = "cuda")]
     if cuda::supports(&[x]) && cuda_kernels::supports_even_rows(x.dtype(), x.dim(1)?) {
         let x = cuda::contiguous_pairs(x)?;
@@ -46,6 +42,19 @@ pub fn mean_pool(x: &Tensor, offsets: &[usize]) -> Result<Option<Tensor>> {
         return Ok(Some(x.contiguous()?.apply_op1_no_bwd(&op)?));
     }
     Ok(None)
+}
+
+/// Checks the offsets of a ragged batch of `n` rows.
+///
+/// # Errors
+/// [`Error::Shape`] if they do not increase strictly from 0 to `n`.
+pub(crate) fn check_offsets(offsets: &[usize], n: usize) -> Result<()> {
+    let increase = offsets.windows(2).all(|pair| pair[0] < pair[1]);
+    if offsets.first() == Some(&0) && offsets.last() == Some(&n) && increase {
+        return Ok(());
+    }
+    let expected = format!("offsets that increase strictly from 0 to N = {n}");
+    Err(Error::Shape { argument: "offsets", expected, got: offsets.to_vec() })
 }
 
 /// Normalises rows to unit length, `x / max(‖x‖, 10⁻¹²)`, computed in f32 or f64. A row of zeros

@@ -2,6 +2,7 @@
 //! serialises to.
 
 mod dense;
+mod sparse;
 
 use arrow_array::ArrayRef;
 use arrow_schema::{ArrowError, DataType};

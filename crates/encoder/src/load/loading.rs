@@ -31,7 +31,16 @@ pub(crate) fn module<M>(
     device: &Device,
     build: impl FnOnce(Weights) -> Result<M>,
 ) -> Result<M> {
-    let weights = Arc::new(WeightFiles::open(files)?);
+    module_of(WeightFiles::open(files)?, read, device, build)
+}
+
+fn module_of<M>(
+    weights: WeightFiles,
+    read: Read,
+    device: &Device,
+    build: impl FnOnce(Weights) -> Result<M>,
+) -> Result<M> {
+    let weights = Arc::new(weights);
     let checkpoint = match read {
         Read::All => Checkpoint::new(weights.clone(), None),
         Read::Header => Checkpoint::without_data(weights.clone()),
@@ -42,6 +51,19 @@ pub(crate) fn module<M>(
         Ok((module, checkpoint.report(&[naming])))
     })?;
     Ok(module)
+}
+
+/// Loads a vector of any length from the folder of a sentence-transformers module.
+///
+/// # Errors
+/// [`crate::CheckpointError::Tensors`] if there is no such vector; [`crate::FileError`] for a missing
+/// or damaged file.
+pub(crate) fn vector(files: &ModelFolder, name: &str) -> Result<Vec<f32>> {
+    let weights = WeightFiles::open(files)?;
+    let length = weights.info(name).map_or(0, |info| info.shape.iter().product());
+    module_of(weights, Read::All, &Device::Cpu, |weights| {
+        Ok(weights.get(length, name)?.map_err(ops::Error::from)?.to_vec1()?)
+    })
 }
 
 /// [`model`] for an encoder with f32 hidden states on a CPU. Modules that are loaded by

@@ -109,7 +109,8 @@ impl Names {
 }
 
 /// The names of buffers without the prefix. Buffers hold no weights.
-const BUFFERS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
+const BUFFERS: [&str; 3] =
+    ["embeddings.position_ids", "embeddings.token_type_ids", "stats_last_nonzero"];
 
 /// The prefix of the next sentence head's tensors. A decoder that is initialised from an encoder's
 /// checkpoint does not need them.
@@ -258,7 +259,8 @@ impl Naming {
             "bias" if self.gamma_beta && stored.ends_with("LayerNorm") => "beta",
             parameter => parameter,
         };
-        (format!("{prefix}{stored}.{parameter}"), shape)
+        let separator = if parameter.is_empty() { "" } else { "." }; // a tensor outside modules
+        (format!("{prefix}{stored}{separator}{parameter}"), shape)
     }
 
     /// The checkpoint's names of the word embeddings, of the language model head's transform, and

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use candle_core::{D, Module, Tensor};
 use mha::AttentionMask;
-use ops::{Linear, Weights};
+use ops::{Linear, RowPooling, Weights};
 
 use crate::{
-    Activation, EncoderModel, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,
+    Activation, EncoderModel, InputError, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,
     RaggedBatch, Result, SequencePooling,
     block::Norm,
     load::ModelFolder,
@@ -132,6 +132,24 @@ impl EncoderForMaskedLm {
         mask: &AttentionMask,
     ) -> Result<Tensor> {
         self.logits(&self.encoder.forward(input_ids, token_type_ids, mask)?.last_hidden_state)
+    }
+
+    /// The logits of a ragged batch, pooled over each sequence, `(B, vocab_size)`, in f32. The
+    /// logits of all tokens are not in memory at the same time.
+    ///
+    /// # Errors
+    /// The errors of [`EncoderModel::forward_ragged`]; [`crate::InputError::EmptySequence`] for a
+    /// sequence without tokens.
+    pub(crate) fn forward_pooled(
+        &self,
+        batch: &RaggedBatch,
+        pooling: RowPooling,
+    ) -> Result<Tensor> {
+        if let Some(index) = batch.offsets().windows(2).position(|at| at[0] == at[1]) {
+            return Err(InputError::EmptySequence { index }.into());
+        }
+        let hidden = self.encoder.forward_ragged(batch)?; // (N, E)
+        self.head.forward_pooled(&hidden, batch.offsets(), pooling)
     }
 
     /// The logits of hidden states: `(.., E)` to `(.., vocab_size)`.

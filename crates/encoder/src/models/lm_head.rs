@@ -1,7 +1,7 @@
 //! The head of a language model: from hidden states to logits over the vocabulary.
 
 use candle_core::{Module, Tensor};
-use ops::{Linear, Loaded, Weights};
+use ops::{Linear, Loaded, RowPooling, Weights};
 
 use crate::{Activation, ModelConfig, Result, block::Norm};
 
@@ -65,9 +65,25 @@ fn has_separate_matrix(
     }
 }
 
+impl LmHead {
+    /// The input of the matrix of the vocabulary, `(.., E)` to `(.., width)`.
+    fn transformed(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.norm.forward(&self.transform.forward_activated(x, Some(self.activation))?)
+    }
+
+    /// The logits, pooled over each sequence: [`Linear::forward_pooled`].
+    pub(crate) fn forward_pooled(
+        &self,
+        x: &Tensor,
+        offsets: &[usize],
+        pooling: RowPooling,
+    ) -> Result<Tensor> {
+        Ok(self.decoder.forward_pooled(&self.transformed(x)?, offsets, pooling)?)
+    }
+}
+
 impl Module for LmHead {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let x = self.transform.forward_activated(x, Some(self.activation))?;
-        Ok(self.decoder.forward(&self.norm.forward(&x)?)?)
+        Ok(self.decoder.forward(&self.transformed(x)?)?)
     }
 }

@@ -88,18 +88,26 @@ impl Embedder {
     /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let files = &ModelFolder::new(files);
-        let chain = Chain::from_files(files)?;
+        let prompts = Prompts::of_embedder(files)?;
+        Self::from_chain(&Chain::from_files(files)?, prompts, options)
+    }
+
+    /// Loads the modules of a chain.
+    pub(crate) fn from_chain(
+        chain: &Chain,
+        prompts: Prompts,
+        options: &LoadOptions,
+    ) -> Result<Self> {
         let pooling = chain.pooling.clone();
         let loader = Loader::SentenceTransformer;
         let mut embedder = Self::without_modules(&chain.transformer, loader, pooling, options)?;
         (embedder.modules, embedder.width) =
             chain.modules(embedder.width, Read::All, &options.device)?;
-        embedder.with_settings(files)
+        embedder.with_settings(prompts)
     }
 
     /// Applies the prompts and the dimension of `config_sentence_transformers.json`.
-    fn with_settings(self, files: &ModelFolder) -> Result<Self> {
-        let prompts = Prompts::of_embedder(files)?;
+    fn with_settings(self, prompts: Prompts) -> Result<Self> {
         let dimension = prompts.truncate_dim.unwrap_or(self.width).min(self.width);
         let truncated = Self { prompts, ..self }.with_dimension(dimension)?;
         // sentence-transformers does not normalise again after `truncate_dim`.
@@ -125,7 +133,7 @@ impl Embedder {
         if loader(files)? == Loader::SentenceTransformer {
             let loader = Loader::SentenceTransformer;
             let embedder = Self::without_modules(&model_files, loader, pooling, options)?;
-            return embedder.with_settings(files);
+            return embedder.with_settings(Prompts::of_embedder(files)?);
         }
         if let Some(path) = tokenizer_config::chat_template(files)? {
             return Err(tokenizer_config::chat_template_unsupported(&path));

@@ -7,6 +7,7 @@ mod dense;
 mod embed;
 mod embed_options;
 mod embedder;
+mod embedding_kind;
 mod inspect;
 mod mask_filler;
 mod modules;
@@ -14,6 +15,10 @@ mod pooling;
 mod question_answerer;
 mod search;
 mod span;
+mod sparse_auto_encoder;
+mod sparse_embedder;
+mod sparse_vector;
+mod splade;
 mod task;
 mod token_classifier;
 mod tokenized_texts;
@@ -24,12 +29,15 @@ pub use classifier::{Classified, LogitActivation, TextClassifier, TextClassifier
 pub use embed::{Embed, Row};
 pub use embed_options::{EmbedOptions, LongTexts};
 pub use embedder::{Embedder, Embeddings};
+pub use embedding_kind::EmbeddingKind;
 pub use inspect::Inspection;
 pub use mask_filler::{Candidate, Filled, MaskFiller, MaskFillerParams};
 pub use pooling::{Pooling, PoolingMode};
 pub use question_answerer::{Answers, QuestionAnswerer, QuestionAnswererParams};
 pub use search::{Hit, Nearest, Search};
 pub use span::Span;
+pub use sparse_embedder::SparseEmbedder;
+pub use sparse_vector::SparseVector;
 pub use task::{
     Example, Parameter, ParameterKind, Params, Pipeline, TaskOutput, TaskSize, TaskVisitor,
     TextResult, TokenizedText,

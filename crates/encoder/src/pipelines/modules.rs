@@ -1,7 +1,7 @@
 //! The modules of a sentence-transformers folder, from `modules.json`.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Component, Path},
 };
 
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::{
     Error, Pooling, Result,
     load::{ModelFolder, Read},
-    pipelines::dense::Dense,
+    pipelines::{dense::Dense, splade::SpladePooling},
 };
 
 const FILE: &str = "modules.json";
@@ -56,6 +56,12 @@ impl Entry {
         } else {
             &self.class
         }
+    }
+
+    /// Whether the module is a transformer. `MLMTransformer` is the class of masked language models
+    /// in older folders.
+    fn is_transformer(&self) -> bool {
+        ["Transformer", "MLMTransformer"].contains(&self.class())
     }
 }
 
@@ -141,10 +147,118 @@ fn is_alone(entries: &[Entry]) -> bool {
 /// The errors of [`entries`] and [`transformer_files`].
 pub(crate) fn transformer(files: &ModelFolder) -> Result<ModelFolder> {
     match entries(files)?.and_then(|entries| entries.into_iter().next()) {
-        Some(first) if first.class() == "Transformer" || !files.has("config.json")? => {
+        Some(first) if first.is_transformer() || !files.has("config.json")? => {
             transformer_files(files, &first)
         }
         _ => Ok(files.clone()),
+    }
+}
+
+/// The modules of a sparse embedding model.
+pub(crate) struct SparseModules {
+    pub(crate) documents: SparseDocuments,
+    /// The folder of the SparseStaticEmbedding of queries, of a model with a Router.
+    pub(crate) queries: Option<ModelFolder>,
+}
+
+/// The modules for documents, or for all texts.
+pub(crate) enum SparseDocuments {
+    /// A masked language model, and the pooling of its logits.
+    Splade { transformer: ModelFolder, pooling: SpladePooling },
+    /// A dense model, and the folder of a SparseAutoEncoder.
+    AutoEncoder { chain: Chain, auto_encoder: ModelFolder },
+}
+
+/// The file with the modules of a Router.
+const ROUTER: &str = "router_config.json";
+
+/// The keys of [`ROUTER`].
+#[derive(Deserialize)]
+struct RouterConfig {
+    /// The class of each module by its path.
+    types: BTreeMap<String, String>,
+    /// The paths of the modules of each route.
+    structure: BTreeMap<String, Vec<String>>,
+}
+
+impl RouterConfig {
+    /// The modules of a route.
+    fn entries(&self, route: &str) -> Vec<Entry> {
+        let paths = self.structure.get(route).into_iter().flatten();
+        let entry = |path: &String| {
+            let class = self.types.get(path).cloned().unwrap_or_default();
+            Entry { class, path: path.clone(), name: None }
+        };
+        paths.map(entry).collect()
+    }
+}
+
+/// Whether `modules.json` has the modules of a sparse model.
+///
+/// # Errors
+/// The errors of [`entries`].
+pub(crate) fn are_sparse(files: &ModelFolder) -> Result<bool> {
+    let sparse = ["SpladePooling", "SparseAutoEncoder"];
+    let entries = entries(files)?.unwrap_or_default();
+    Ok(entries.iter().any(|entry| sparse.contains(&entry.class())))
+}
+
+/// The modules of a sparse embedding model; a masked language model with the default pooling if
+/// there is no `modules.json`.
+///
+/// # Errors
+/// [`crate::ConfigError::Unsupported`] for other modules; [`crate::FileError::Json`] for a pooling
+/// or an activation that is not known; the errors of [`entries`].
+pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
+    let Some(mut entries) = entries(files)? else {
+        let (transformer, pooling) = (files.clone(), SpladePooling::default());
+        let documents = SparseDocuments::Splade { transformer, pooling };
+        return Ok(SparseModules { documents, queries: None });
+    };
+    let expected = "Transformer and SpladePooling; or Transformer, Pooling and SparseAutoEncoder; \
+                    or a Router to SparseStaticEmbedding for queries and to the former for \
+                    documents";
+    let error = |entries: &[Entry]| unsupported(files, entries, expected);
+    if let [router] = &entries[..]
+        && router.class() == "Router"
+    {
+        let files = files.folder(&router.path);
+        let config: RouterConfig = files.need_json(ROUTER, "the routes of the Router")?.to()?;
+        let queries = config.entries("query");
+        return match &queries[..] {
+            [query] if query.class() == "SparseStaticEmbedding" => {
+                let documents = config.entries("document");
+                let documents = splade(&files, &documents)?.ok_or_else(|| error(&documents))?;
+                Ok(SparseModules { documents, queries: Some(files.folder(&query.path)) })
+            }
+            _ => Err(error(&queries)),
+        };
+    }
+    let documents = match splade(files, &entries)? {
+        Some(documents) => documents,
+        None => match entries.pop() {
+            Some(last) if last.class() == "SparseAutoEncoder" => SparseDocuments::AutoEncoder {
+                chain: Chain::from_entries(files, entries)?,
+                auto_encoder: files.folder(&last.path),
+            },
+            last => {
+                entries.extend(last);
+                return Err(error(&entries));
+            }
+        },
+    };
+    Ok(SparseModules { documents, queries: None })
+}
+
+/// The modules of a masked language model and the pooling of its logits; `None` for other modules.
+fn splade(files: &ModelFolder, entries: &[Entry]) -> Result<Option<SparseDocuments>> {
+    match entries {
+        [first, pooling] if first.is_transformer() && pooling.class() == "SpladePooling" => {
+            let transformer = transformer_files(files, first)?;
+            let pooling = files.folder(&pooling.path).json("config.json")?.unwrap_or_default();
+            Ok(Some(SparseDocuments::Splade { transformer, pooling }))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -188,10 +302,15 @@ impl Chain {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
                         use a model without this file, specify a pooling (--pooling of the \
                         command, pooling= in Python, Embedder::from_transformer in Rust)";
-        let mut entries = entries(files)?.ok_or_else(|| files.no_file(FILE, expected))?;
+        let entries = entries(files)?.ok_or_else(|| files.no_file(FILE, expected))?;
+        Self::from_entries(files, entries)
+    }
+
+    /// [`Self::from_files`] with these entries of `modules.json`.
+    fn from_entries(files: &ModelFolder, mut entries: Vec<Entry>) -> Result<Self> {
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
         let first: Vec<&str> = entries.iter().take(2).map(Entry::class).collect();
-        if first != ["Transformer", "Pooling"] || !entries[2..].iter().all(known) {
+        if first != ["Transformer", "Pooling"] || !entries.iter().skip(2).all(known) {
             let expected = match first[..] {
                 ["Transformer"] => {
                     "a Pooling after the Transformer; specify a pooling (--pooling of the command, \

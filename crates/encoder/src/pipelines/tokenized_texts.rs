@@ -24,6 +24,8 @@ pub struct TokenizedTexts {
     /// the special token before it included; 0 without a prompt.
     pub(crate) prompt: usize,
     truncated: Vec<Truncated>,
+    /// Whether the texts are queries for the query side of an asymmetric model.
+    pub(crate) are_queries: bool,
 }
 
 impl TokenizedTexts {
@@ -59,7 +61,39 @@ impl TokenizedTexts {
                 InputError::LongText { index, text, got, max: tokenizer.max_seq_length() }.into()
             );
         }
-        Ok(Self { windows, prompt, truncated })
+        Ok(Self { windows, prompt, truncated, are_queries: false })
+    }
+
+    /// The tokens of texts without special tokens, for the query side of an asymmetric model. A text
+    /// may have none.
+    ///
+    /// # Errors
+    /// The errors of [`Self::new`] except [`InputError::NoTokens`].
+    pub(crate) fn of_queries<S: AsRef<str>>(
+        tokenizer: &TextTokenizer,
+        prompts: &Prompts,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<Self> {
+        let prompt = prompts.text(options.prompt)?;
+        let max = match options.long_texts {
+            LongTexts::Windows => usize::MAX,
+            _ => tokenizer.max_seq_length(),
+        };
+        let tokens = |(index, text): (usize, &S)| {
+            let mut input_ids = tokenizer.encode_bare(&format!("{prompt}{}", text.as_ref()))?;
+            let (got, text) = (input_ids.len(), beginning(text.as_ref()));
+            if got > max && options.long_texts == LongTexts::Refuse {
+                return Err(InputError::LongText { index, text, got, max }.into());
+            }
+            input_ids.truncate(max);
+            let truncated = got - input_ids.len();
+            Ok(Tokens { token_type_ids: vec![0; input_ids.len()], input_ids, truncated })
+        };
+        let tokens = texts.iter().enumerate().map(tokens).collect::<Result<Vec<_>>>()?;
+        let truncated = Truncated::of(&tokens);
+        let windows = tokens.into_iter().map(|tokens| vec![tokens]).collect();
+        Ok(Self { windows, prompt: 0, truncated, are_queries: true })
     }
 
     /// The total number of tokens of all sequences.

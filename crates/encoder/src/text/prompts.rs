@@ -41,6 +41,8 @@ pub(crate) struct Prompts {
     default_prompt_name: Option<String>,
     /// The dimension that the model's vectors are truncated to.
     pub(crate) truncate_dim: Option<usize>,
+    /// The maximum number of values of a sparse vector.
+    pub(crate) max_active_dims: Option<usize>,
     /// The similarity that the model was trained for.
     pub(crate) similarity_fn_name: Option<String>,
     /// The PyTorch class of a cross-encoder's activation.
@@ -63,6 +65,7 @@ pub(crate) fn loader(files: &ModelFolder) -> Result<Loader> {
     Ok(match file.model_type.as_deref() {
         None | Some("SentenceTransformer") => Loader::SentenceTransformer,
         Some("CrossEncoder") => Loader::CrossEncoder,
+        Some("SparseEncoder") => Loader::SparseEncoder,
         Some(_) => Loader::Transformers,
     })
 }
@@ -80,13 +83,25 @@ impl Prompts {
     /// [`crate::ConfigError::Unsupported`] for another `model_type`, if `truncate_dim` is 0, or if
     /// the model does not have its default prompt.
     pub(crate) fn of_embedder(files: &ModelFolder) -> Result<Self> {
-        const TYPE: &str = "SentenceTransformer";
+        Self::of_class(files, "SentenceTransformer")
+    }
+
+    /// [`Self::of_embedder`] for a sparse embedding model, with a `max_active_dims` above 0.
+    pub(crate) fn of_sparse_embedder(files: &ModelFolder) -> Result<Self> {
+        Self::of_class(files, "SparseEncoder")
+    }
+
+    fn of_class(files: &ModelFolder, class: &'static str) -> Result<Self> {
         let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
-        if let Some(got) = found.model_type.take().filter(|model_type| model_type != TYPE) {
-            return Err(Error::unsupported(files.path(FILE), "model_type", TYPE, got));
+        if let Some(got) = found.model_type.take().filter(|model_type| model_type != class) {
+            return Err(Error::unsupported(files.path(FILE), "model_type", class, got));
         }
-        if found.truncate_dim == Some(0) {
-            return Err(Error::unsupported(files.path(FILE), "truncate_dim", "at least 1", 0));
+        for (key, value) in
+            [("truncate_dim", found.truncate_dim), ("max_active_dims", found.max_active_dims)]
+        {
+            if value == Some(0) {
+                return Err(Error::unsupported(files.path(FILE), key, "at least 1", 0));
+            }
         }
         found.is_embedder = true;
         found.checked(files)

@@ -51,6 +51,8 @@ pub(crate) enum Loader {
     SentenceTransformer,
     /// `CrossEncoder` of sentence-transformers.
     CrossEncoder,
+    /// `SparseEncoder` of sentence-transformers.
+    SparseEncoder,
 }
 
 /// The settings of `sentence_bert_config.json`.
@@ -135,6 +137,12 @@ impl SentenceConfig {
                 "sequence-classification",
                 "logits",
                 "scores",
+                "only text, with the method forward and the output logits",
+            ),
+            Loader::SparseEncoder => (
+                "fill-mask",
+                "logits",
+                "token_embeddings",
                 "only text, with the method forward and the output logits",
             ),
             _ => (

@@ -51,7 +51,11 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
                         activation.apply(gate, D::IS_ROUNDED).mul(y)
                     }
                 };
-                T::store::<V, D>(y, T::at(to.add(i * row_stride), panel.column + column), n);
+                T::store::<V, D>(
+                    y,
+                    T::at(to.wrapping_add(i * row_stride), panel.column + column),
+                    n,
+                );
             }
         }
     }

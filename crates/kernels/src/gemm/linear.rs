@@ -24,7 +24,7 @@ use crate::{
 
 /// mc in tiles and nc in panels. A task's panels and the rows of a block stay in L2 while they are
 /// multiplied: 0.8 MB and 0.2 MB with AVX-512 in f32.
-fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
+pub(super) fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
     /// mc as a number of rows, for all instruction sets except AMX.
     const MC_ROWS: usize = 72;
     match isa {
@@ -64,7 +64,7 @@ impl LinearMap<'_> {
     /// # Panics
     /// If the weights differ in compute type or input width, or are packed for another ISA, or if
     /// a factor does not have the shape of the only weight.
-    fn check(&self, isa: Isa) {
+    pub(super) fn check(&self, isa: Isa) {
         let alike = |w: &&PackedLinear| {
             w.input() == self.input() && w.compute_type() == self.compute_type()
         };
@@ -192,18 +192,18 @@ fn chain<T: Element, U: Store>(isa: Isa, x: &[T], layers: &[LinearMap]) -> Vec<U
 }
 
 /// A [`LinearMap`], prepared to run.
-struct Layer<'a> {
-    input: InputFormat,
+pub(super) struct Layer<'a> {
+    pub(super) input: InputFormat,
     /// k in packed lanes, as in [`PackedLinear`].
-    k_lanes: usize,
-    panels: Vec<Panel<'a>>,
+    pub(super) k_lanes: usize,
+    pub(super) panels: Vec<Panel<'a>>,
     activation: Activation,
     /// Whether the panels are pairs of a gate and its factor.
     is_gated: bool,
 }
 
 impl<'a> Layer<'a> {
-    fn new(isa: Isa, layer: &'a LinearMap) -> Self {
+    pub(super) fn new(isa: Isa, layer: &'a LinearMap) -> Self {
         let (compute_type, k_lanes) = (layer.compute_type(), layer.weights[0].k_lanes());
         let lanes = k_lanes * input_lanes(isa, compute_type);
         let input = InputFormat { isa, compute_type, k: layer.input(), lanes };
@@ -282,16 +282,16 @@ fn run_layers<T: Element, U: Store>(
 
 /// A block of row tiles times a block of panels. The rows and the panels have the same packed
 /// format, and the tiles are within the rows of the output.
-struct Block<'a, T> {
-    rows: &'a PackedInput,
-    tiles: &'a [(usize, usize)],
-    k_lanes: usize,
-    panels: &'a [Panel<'a>],
+pub(super) struct Block<'a, T> {
+    pub(super) rows: &'a PackedInput,
+    pub(super) tiles: &'a [(usize, usize)],
+    pub(super) k_lanes: usize,
+    pub(super) panels: &'a [Panel<'a>],
     /// The first panel of the next task, to be prefetched.
-    next_panel: Option<&'a Panel<'a>>,
-    activation: Activation,
-    is_gated: bool,
-    out: Output<T>,
+    pub(super) next_panel: Option<&'a Panel<'a>>,
+    pub(super) activation: Activation,
+    pub(super) is_gated: bool,
+    pub(super) out: Output<T>,
 }
 
 impl<T: Store> Kernel for Block<'_, T> {
@@ -327,7 +327,7 @@ impl<T: Store> Kernel for Block<'_, T> {
                     // and columns are within the output and belong to this task, and so do the
                     // accumulators.
                     unsafe {
-                        let to = out.data.get().add(row * out.row_stride);
+                        let to = out.data.get().wrapping_add(row * out.row_stride);
                         let tile_start = T::at(to, panel.column);
                         let kept = |p: usize| {
                             let rows_before = (row - first_row) * panels.len() + p * mr;

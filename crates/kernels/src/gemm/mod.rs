@@ -13,7 +13,8 @@
 //! - `microkernel`: a tile of mr rows × nr columns, accumulated in registers; `amx`: the same
 //!   in AMX tile registers
 //! - `epilogue`: dequantise, bias, activation, store
-//! - `linear`: the loops over tiles, panels and k, and their parallelism
+//! - `linear`: the loops over tiles, panels and k, and their parallelism; `pooled`: the same with
+//!   the rows of each sequence pooled
 //!
 //! # Invariance
 //! k is split into ranges of kc lanes. The products of a range are summed in order, and then the
@@ -34,6 +35,7 @@ mod linear;
 mod microkernel;
 mod pack;
 mod pack_input;
+mod pooled;
 
 pub(crate) use bf16x3::is_used as uses_bf16x3;
 pub(crate) use dispatch::{Kernel, dispatch};
@@ -42,3 +44,4 @@ pub(crate) use element::{Element, Store, WidenedBf16};
 pub use linear::{LinearMap, Rows, chain_bf16, chain_f32, linear};
 pub(crate) use microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, max_mr, split_evenly};
 pub use pack::{MAX_INT8_INPUT, PackedArrays, PackedLinear};
+pub use pooled::{RowPooling, pooled_linear};

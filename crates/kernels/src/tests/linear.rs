@@ -354,3 +354,38 @@ fn a_value_that_is_not_finite_affects_its_row_only() {
         }
     }
 }
+
+/// The rows of the product, pooled in their order. The bits are those of the product, and do not
+/// depend on the other sequences. Sequences begin and end within blocks of rows.
+#[test]
+fn pooled_products_have_the_bits_of_the_product() {
+    const K: usize = 40;
+    let (n, out) = (scaled(200, 8), 70);
+    let offsets = [0, 1, 1, n / 3, n];
+    let (x, w, bias) = (random(n * K, 1), random(out * K, 2), random(out, 3));
+    for (isa, compute_type) in isas_and_compute_types() {
+        let packed = PackedLinear::pack(isa, compute_type, &w, out, K, Some(&bias));
+        let product = linear(isa, &x, &[&packed], Activation::None);
+        for pooling in [RowPooling::Max, RowPooling::SumLog1p, RowPooling::SumLog1pTwice] {
+            let got = pooled_linear(isa, Rows::F32(&x), &packed, &offsets, pooling);
+            for (i, range) in offsets.windows(2).enumerate() {
+                let pooled = |column: usize| {
+                    let values = (range[0]..range[1]).map(|row| product[row * out + column]);
+                    match pooling {
+                        RowPooling::Max => values.fold(f32::NEG_INFINITY, f32::max),
+                        RowPooling::SumLog1p => values.map(|x| x.max(0.0).ln_1p()).sum(),
+                        RowPooling::SumLog1pTwice => {
+                            values.map(|x| x.max(0.0).ln_1p().ln_1p()).sum()
+                        }
+                    }
+                };
+                let expected: Vec<f32> = (0..out).map(pooled).collect();
+                assert_eq!(got[i * out..][..out], expected, "{} {compute_type:?}", isa.name());
+            }
+            let part = &x[offsets[2] * K..offsets[3] * K];
+            let alone = [0, part.len() / K];
+            let alone = pooled_linear(isa, Rows::F32(part), &packed, &alone, pooling);
+            assert_eq!(alone, got[2 * out..3 * out]);
+        }
+    }
+}

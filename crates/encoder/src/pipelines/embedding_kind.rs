@@ -1,0 +1,41 @@
+//! The kinds of embedding models.
+
+use crate::{
+    ModelFiles, Result,
+    load::ModelFolder,
+    pipelines::modules::are_sparse,
+    text::{prompts::loader, sentence_config::Loader},
+};
+
+crate::choices! {
+    /// The kind of an embedding model: what it computes for a text.
+    pub enum EmbeddingKind: "kind of embedding", default Dense {
+        /// A vector of fixed length.
+        Dense = "dense",
+        /// Weights of the tokens of the vocabulary, most of which are 0.
+        Sparse = "sparse",
+    }
+}
+
+impl EmbeddingKind {
+    /// The kind that the files of a sentence-transformers folder name; [`Self::Dense`] for a folder
+    /// without `modules.json`.
+    ///
+    /// # Errors
+    /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
+    /// [`crate::ConfigError::Unsupported`] for modules outside the folder.
+    ///
+    /// # Examples
+    /// ```
+    /// use encoder::{EmbeddingKind, ModelFiles};
+    ///
+    /// let files = ModelFiles::dir("../../weights/all-MiniLM-L6-v2")?;
+    /// assert_eq!(EmbeddingKind::from_files(&files)?, EmbeddingKind::Dense);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn from_files(files: &ModelFiles) -> Result<Self> {
+        let files = ModelFolder::new(files);
+        let is_sparse = loader(&files)? == Loader::SparseEncoder || are_sparse(&files)?;
+        Ok(if is_sparse { Self::Sparse } else { Self::Dense })
+    }
+}

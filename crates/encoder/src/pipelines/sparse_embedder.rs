@@ -1,0 +1,311 @@
+//! Text to sparse vectors: tokenize, encode, pool the logits of a masked language model.
+
+use std::{collections::BTreeSet, path::Path};
+
+use candle_core::Device;
+use rayon::prelude::*;
+
+use super::{
+    embed::Embed,
+    embedder::Embedder,
+    modules::{SparseDocuments, SparseModules, sparse_modules},
+    sparse_auto_encoder::SparseAutoEncoder,
+    splade::SpladePooling,
+    tokenized_texts::{Batch, TokenizedTexts, in_batches},
+    with_tokenizer::with_tokenizer,
+};
+use crate::{
+    ConfigError, EmbedOptions, EncoderForMaskedLm, EncoderModel, LoadOptions, LoadReport,
+    ModelConfig, ModelFiles, Prompt, RaggedBatch, Result, SparseVector, TextTokenizer, Tokens,
+    load::{self, ModelFolder},
+    models::ragged_batch::TOKEN_BUDGET,
+    text::{
+        prompts::{Prompts, loader},
+        sentence_config::Loader,
+    },
+};
+
+/// Number of sequences whose pooled logits are in memory at a time. With a vocabulary of 250,000
+/// tokens, those of a sequence take 1 MB.
+const SEQUENCES_PER_PART: usize = 64;
+
+/// A sparse embedding model, in one of three forms:
+///
+/// - SPLADE: a masked language model, whose logits are pooled. The dimensions of a vector are the
+///   tokens of the vocabulary.
+/// - SPLADE for documents, with a stored weight per token for queries ([`Prompt::Query`]), which
+///   need no computation.
+/// - A dense model and a sparse autoencoder.
+///
+/// # Source
+/// Formal et al. 2021, <https://arxiv.org/abs/2109.10086>; Geng et al. 2024,
+/// <https://arxiv.org/abs/2411.04403>; Wen et al. 2025, <https://arxiv.org/abs/2503.01776>;
+/// `SparseEncoder` of sentence-transformers.
+///
+/// # Examples
+/// A small model with random weights:
+/// ```
+/// use encoder::{Embed, EmbedOptions, LoadOptions, SparseEmbedder};
+///
+/// let dir = "../../tests/golden/heads/masked_lm";
+/// let model = SparseEmbedder::from_dir(dir, &LoadOptions::default())?;
+/// let vectors = model.embed(&["a cab", "a cab"], EmbedOptions::default())?;
+/// assert_eq!(vectors[0], vectors[1]);
+/// assert!(vectors[0].indices.is_sorted() && vectors[0].values.iter().all(|&x| x > 0.0));
+/// let limited = model.with_max_active_dims(3)?;
+/// assert_eq!(limited.embed(&["a cab"], EmbedOptions::default())?[0].indices.len(), 3);
+/// # Ok::<(), encoder::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SparseEmbedder {
+    documents: Documents,
+    queries: Option<TokenWeights>,
+    prompts: Prompts,
+    max_active_dims: Option<usize>,
+    with_tokens: bool,
+}
+
+/// The model of documents, or of all texts.
+#[derive(Clone, Debug)]
+enum Documents {
+    Splade {
+        model: EncoderForMaskedLm,
+        tokenizer: TextTokenizer,
+        report: LoadReport,
+        pooling: SpladePooling,
+    },
+    AutoEncoder {
+        model: Embedder,
+        auto_encoder: SparseAutoEncoder,
+    },
+}
+
+/// A weight per token: the SparseStaticEmbedding of sentence-transformers.
+#[derive(Clone, Debug)]
+struct TokenWeights {
+    tokenizer: TextTokenizer,
+    weights: Vec<f32>,
+}
+
+impl TokenWeights {
+    /// `config` is that of the documents' model.
+    fn from_files(files: &ModelFolder, config: &ModelConfig) -> Result<Self> {
+        let mut config = config.clone();
+        config.encoder.max_position_embeddings = usize::MAX; // texts are not encoded
+        let tokenizer = TextTokenizer::for_loader(files, &config, Loader::Transformers)?;
+        Ok(Self { tokenizer, weights: load::vector(files, "weight")? })
+    }
+
+    /// The weights of the tokens that occur.
+    fn vector(&self, tokens: &Tokens) -> SparseVector {
+        let ids: BTreeSet<u32> = tokens.input_ids.iter().copied().collect();
+        let weight = |id| Some((id, *self.weights.get(id as usize)?));
+        let weights = ids.into_iter().filter_map(weight).filter(|(_, weight)| *weight > 0.0);
+        let (indices, values) = weights.unzip();
+        SparseVector::new(indices, values)
+    }
+}
+
+impl SparseEmbedder {
+    /// Loads a folder of sentence-transformers' `SparseEncoder`: Transformer and SpladePooling;
+    /// Transformer, Pooling and SparseAutoEncoder; or a Router to a SparseStaticEmbedding for
+    /// queries and to the former for documents. A folder without `modules.json` is a masked language
+    /// model, whose logits are pooled by their maximum.
+    ///
+    /// # Errors
+    /// The errors of [`EncoderForMaskedLm::from_dir`] and [`TextTokenizer::from_files`];
+    /// [`ConfigError::Unsupported`] for other modules, and for settings that are not implemented.
+    pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
+        Self::from_files(&ModelFiles::dir(dir)?, options)
+    }
+
+    /// [`Self::from_dir`] for files in a folder, in memory or on the hub.
+    ///
+    /// # Errors
+    /// The errors of [`Self::from_dir`], and the download errors that [`ModelFiles::need`] lists.
+    pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
+        let folder = &ModelFolder::new(files);
+        let SparseModules { documents, queries } = sparse_modules(folder)?;
+        let (loader, prompts) = match loader(folder)? {
+            Loader::Transformers => (Loader::Transformers, Prompts::without_file()),
+            _ => (Loader::SparseEncoder, Prompts::of_sparse_embedder(folder)?),
+        };
+        let mut max_active_dims = prompts.max_active_dims;
+        let (documents, config) = match documents {
+            SparseDocuments::Splade { transformer, pooling } => {
+                let load = || EncoderForMaskedLm::load(&transformer, options);
+                let ((model, report), tokenizer) = with_tokenizer(&transformer, loader, load)?;
+                let documents = Documents::Splade { model, tokenizer, report, pooling };
+                (documents, transformer.config()?)
+            }
+            SparseDocuments::AutoEncoder { chain, auto_encoder } => {
+                let model = Embedder::from_chain(&chain, prompts.clone(), options)?;
+                let auto_encoder = SparseAutoEncoder::from_files(
+                    &auto_encoder,
+                    model.dimension(),
+                    &options.device,
+                )?;
+                max_active_dims = max_active_dims.or(Some(auto_encoder.count()));
+                (Documents::AutoEncoder { model, auto_encoder }, chain.transformer.config()?)
+            }
+        };
+        let queries = match queries {
+            Some(files) => Some(TokenWeights::from_files(&files, &ModelConfig::read(&config)?)?),
+            None => None,
+        };
+        Ok(Self { documents, queries, prompts, max_active_dims, with_tokens: false })
+    }
+
+    /// Keeps only the largest values of each vector; of equal values those of the lowest indices.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for 0.
+    pub fn with_max_active_dims(self, max: usize) -> Result<Self> {
+        if max == 0 {
+            let (field, expected) = ("max_active_dims", "at least 1");
+            return Err(ConfigError::Value { field, expected, got: 0.0 }.into());
+        }
+        Ok(Self { max_active_dims: Some(max), ..self })
+    }
+
+    /// Sets [`SparseVector::tokens`] of each vector.
+    pub fn with_tokens(self) -> Self {
+        Self { with_tokens: true, ..self }
+    }
+
+    /// The encoder of documents, or of all texts.
+    pub fn encoder(&self) -> &EncoderModel {
+        match &self.documents {
+            Documents::Splade { model, .. } => model.encoder(),
+            Documents::AutoEncoder { model, .. } => model.encoder(),
+        }
+    }
+
+    /// The report on the checkpoint of the encoder.
+    pub fn report(&self) -> &LoadReport {
+        match &self.documents {
+            Documents::Splade { report, .. } => report,
+            Documents::AutoEncoder { model, .. } => model.report(),
+        }
+    }
+
+    /// The names that [`Prompt::Named`] accepts.
+    pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
+        self.prompts.names()
+    }
+
+    /// The text of a prompt; empty for no prompt.
+    ///
+    /// # Errors
+    /// [`crate::InputError::NoPrompt`] for a name that the model does not have.
+    pub fn prompt_text<'a>(&'a self, prompt: Prompt<'a>) -> Result<&'a str> {
+        self.prompts.text(prompt)
+    }
+
+    /// The vector of each text.
+    ///
+    /// # Errors
+    /// The errors of [`Embed::tokenize`] and [`Embed::embed_rows`].
+    pub fn embed<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<Vec<SparseVector>> {
+        self.embed_rows(&self.tokenize(texts, options)?, |batch| batch())
+    }
+
+    /// The tokens of a vector's dimensions with their values, in descending order of value. An
+    /// index without a token, as of the rows that pad an embedding table, is written as a number.
+    pub fn decode(&self, vector: &SparseVector) -> Vec<(String, f32)> {
+        let mut order: Vec<usize> = (0..vector.indices.len()).collect();
+        order.sort_by(|&a, &b| vector.values[b].total_cmp(&vector.values[a]));
+        let tokenizer = Embed::tokenizer(self);
+        let token = |i: usize| (tokenizer.token(vector.indices[i]), vector.values[i]);
+        order.into_iter().map(token).collect()
+    }
+
+    /// The vectors of a batch of documents.
+    fn compute(&self, sequences: &[(&Tokens, usize)]) -> Result<Vec<SparseVector>> {
+        let (model, pooling) = match &self.documents {
+            Documents::Splade { model, pooling, .. } => (model, pooling),
+            Documents::AutoEncoder { model, auto_encoder } => {
+                return auto_encoder.forward(&model.embed_sequences(sequences)?);
+            }
+        };
+        let mut vectors = Vec::with_capacity(sequences.len());
+        for part in sequences.chunks(SEQUENCES_PER_PART) {
+            let batch = RaggedBatch::from_tokens(part.iter().map(|(tokens, _)| *tokens))?;
+            let pooled = model.forward_pooled(&batch, pooling.rows())?; // (B, vocab_size)
+            let pooled = pooled.to_device(&Device::Cpu)?.to_vec2::<f32>()?;
+            let vector = |pooled: Vec<f32>| pooling.vector(&pooled);
+            vectors.extend(pooled.into_par_iter().map(vector).collect::<Result<Vec<_>>>()?);
+        }
+        Ok(vectors)
+    }
+}
+
+impl Embed for SparseEmbedder {
+    type Row = SparseVector;
+
+    /// The tokenizer of documents, or of all texts.
+    fn tokenizer(&self) -> &TextTokenizer {
+        match &self.documents {
+            Documents::Splade { tokenizer, .. } => tokenizer,
+            Documents::AutoEncoder { model, .. } => model.tokenizer(),
+        }
+    }
+
+    fn dimension(&self) -> usize {
+        match &self.documents {
+            Documents::Splade { model, .. } => model.encoder().config().vocab_size,
+            Documents::AutoEncoder { auto_encoder, .. } => auto_encoder.dimension(),
+        }
+    }
+
+    fn tokenize<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<TokenizedTexts> {
+        let are_queries = matches!(options.prompt, Prompt::Query | Prompt::Named("query"));
+        match &self.queries {
+            Some(queries) if are_queries => {
+                TokenizedTexts::of_queries(&queries.tokenizer, &self.prompts, texts, options)
+            }
+            _ => TokenizedTexts::new(Embed::tokenizer(self), &self.prompts, texts, options),
+        }
+    }
+
+    /// The vector of a text in several windows has the largest value of the windows at each index.
+    fn embed_rows(
+        &self,
+        texts: &TokenizedTexts,
+        mut run: impl FnMut(&mut Batch) -> Result<()>,
+    ) -> Result<Vec<SparseVector>> {
+        let sequences: Vec<_> = texts.sequences().collect();
+        let mut vectors = match &self.queries {
+            Some(queries) if texts.are_queries => {
+                sequences.iter().map(|(tokens, _)| queries.vector(tokens)).collect()
+            }
+            _ => {
+                let compute = |batch: &[(&Tokens, usize)]| self.compute(batch);
+                let (vectors, positions) = in_batches(&sequences, TOKEN_BUDGET, &mut run, compute)?;
+                let mut vectors: Vec<SparseVector> = vectors.into_iter().flatten().collect();
+                let own = |position: u32| std::mem::take(&mut vectors[position as usize]);
+                positions.into_iter().map(own).collect::<Vec<_>>()
+            }
+        }
+        .into_iter();
+        let joined = texts.windows.iter().map(|windows| {
+            let own = vectors.by_ref().take(windows.len());
+            let joined = own.reduce(|a, b| a.max(&b)).unwrap_or_default();
+            let mut vector = joined.truncated(self.max_active_dims.unwrap_or(usize::MAX));
+            if self.with_tokens {
+                let token = |&index: &u32| Embed::tokenizer(self).token(index);
+                vector.tokens = vector.indices.iter().map(token).collect();
+            }
+            vector
+        });
+        Ok(joined.collect())
+    }
+}

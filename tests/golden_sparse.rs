@@ -1,0 +1,117 @@
+//! Compares sparse vectors with sentence-transformers' `SparseEncoder`.
+
+use std::{collections::BTreeMap, fs};
+
+use encoder::{
+    Embed, EmbedOptions, EmbeddingKind, LoadOptions, ModelFiles, Precision, Prompt, SparseEmbedder,
+    SparseVector,
+};
+use serde::Deserialize;
+
+use crate::support::{Golden, golden};
+
+type Result<T = ()> = anyhow::Result<T>;
+
+#[derive(Deserialize)]
+struct Texts {
+    texts: Vec<String>,
+    decoded: BTreeMap<String, Vec<String>>,
+}
+
+/// The expected vectors of a case, such as `splade_max.query`.
+fn expected(file: &Golden, case: &str) -> Result<Vec<SparseVector>> {
+    let integers = |name: &str| -> Result<Vec<u32>> {
+        let tensor = file.get(&format!("{case}.{name}"));
+        Ok(tensor.to_dtype(candle_core::DType::U32)?.to_vec1()?)
+    };
+    let (indices, offsets) = (integers("indices")?, integers("offsets")?);
+    let values = file.get(&format!("{case}.values")).to_vec1::<f32>()?;
+    let vector = |at: &[u32]| {
+        let range = at[0] as usize..at[1] as usize;
+        SparseVector::new(indices[range.clone()].to_vec(), values[range].to_vec())
+    };
+    Ok(offsets.windows(2).map(vector).collect())
+}
+
+/// Checks that the indices are equal and the values are close.
+fn assert_vectors(case: &str, got: &[SparseVector], expected: &[SparseVector]) {
+    assert_eq!(got.len(), expected.len(), "{case}");
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.indices, expected.indices, "{case}, text {i}");
+        for (got, expected) in got.values.iter().zip(&expected.values) {
+            assert!((got - expected).abs() <= 1e-5, "{case}, text {i}: {got}, {expected}");
+        }
+    }
+}
+
+#[test]
+fn sparse_vectors_equal_sentence_transformers() -> Result {
+    let file = Golden::open("sparse/expected.safetensors")?;
+    let texts: Texts = serde_json::from_slice(&fs::read(golden("sparse/expected.json"))?)?;
+    for (name, decoded) in &texts.decoded {
+        let files = ModelFiles::dir(golden(&format!("sparse/{name}")))?;
+        let is_plain = name == "masked_lm"; // no file says that it is a sparse model
+        assert_eq!(
+            EmbeddingKind::from_files(&files)? == EmbeddingKind::Sparse,
+            !is_plain,
+            "{name}"
+        );
+        let model = SparseEmbedder::from_files(&files, &LoadOptions::default())?;
+        let limited = model.clone().with_max_active_dims(5)?;
+        let of = |model: &SparseEmbedder, prompt| {
+            model.embed(&texts.texts, EmbedOptions::new().with_prompt(prompt))
+        };
+        for (case, model, prompt) in [
+            ("encode", &model, Prompt::Default),
+            ("query", &model, Prompt::Query),
+            ("document", &model, Prompt::Document),
+            ("query_5", &limited, Prompt::Query),
+            ("document_5", &limited, Prompt::Document),
+        ] {
+            let case = format!("{name}.{case}");
+            assert_vectors(&case, &of(model, prompt)?, &expected(&file, &case)?);
+        }
+        let queries = of(&model, Prompt::Query)?;
+        for (vector, decoded) in queries.iter().zip(decoded) {
+            let words = model.decode(vector).into_iter().take(4).map(|(word, _)| word);
+            assert_eq!(words.collect::<Vec<_>>().join(" "), *decoded, "{name}");
+        }
+    }
+    let model = SparseEmbedder::from_dir(golden("sparse/prompts"), &LoadOptions::default())?;
+    for (case, prompt) in
+        [("prompts.named", Prompt::Named("query")), ("prompts.text", Prompt::Text("love "))]
+    {
+        let got = model.embed(&texts.texts, EmbedOptions::new().with_prompt(prompt))?;
+        assert_vectors(case, &got, &expected(&file, case)?);
+    }
+    Ok(())
+}
+
+/// The bits of a vector do not depend on the other texts, in any precision.
+#[test]
+fn a_sparse_vector_does_not_depend_on_its_batch() -> Result {
+    let texts: Vec<String> = (0..90).map(|i| "a cab face ".repeat(i % 7 + 1)).collect();
+    for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+        let options = LoadOptions::default().with_precision(precision);
+        for name in ["splade_max", "splade_sum"] {
+            let model = SparseEmbedder::from_dir(golden(&format!("sparse/{name}")), &options)?;
+            let together = model.embed(&texts, EmbedOptions::new())?;
+            for i in [0, 3, 6, 89] {
+                let alone = model.embed(&texts[i..=i], EmbedOptions::new())?;
+                assert_eq!(alone[0], together[i], "{name} {precision} {i}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_folder_of_another_kind_and_a_limit_of_0_are_errors() -> Result {
+    let options = LoadOptions::default();
+    let load = |dir: &str| SparseEmbedder::from_dir(golden(dir), &options);
+    let error = load("../../weights/all-MiniLM-L6-v2").unwrap_err().to_string();
+    assert!(error.contains("modules Transformer, Pooling, Normalize"), "{error}");
+    let error = load("sparse/splade_max")?.with_max_active_dims(0).unwrap_err().to_string();
+    assert_eq!(error, "max_active_dims 0 is invalid: expected at least 1");
+    Ok(())
+}
