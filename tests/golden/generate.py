@@ -47,7 +47,18 @@ def save(path, tensors, **metadata):
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     versions = {m.__name__: m.__version__ for m in (torch, transformers, sentence_transformers)}
     save_file(tensors, path, metadata={"seed": str(torch.initial_seed()), **versions, **metadata})
+    sort_metadata(path)
     print(path.relative_to(HERE), path.stat().st_size)
+
+
+def sort_metadata(path):
+    """Sorts the metadata of a file: safetensors writes it in a random order."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    path.write_bytes(data[:8] + text.ljust(end - 8) + data[end:])
 
 
 # Cases of torch.nn.MultiheadAttention: sizes [B, T, S, E, H], arguments, and features of the inputs
