@@ -1,11 +1,11 @@
-"""Creates the golden files of models other than single dense vectors: sparse/, multi_vector/, bge_m3/
-and static/ have small random checkpoints with the results of sentence-transformers and model2vec.
-Run from the repository's root:
+"""Creates the golden files in sparse/ and static/: small random checkpoints of sparse encoders and
+of static embeddings, with the results of sentence-transformers and model2vec. Run from the
+repository's root:
 
     pip install -r tests/golden/requirements.txt
-    python tests/golden/kinds.py [NAME ...]
+    python tests/golden/kinds.py [sparse|static ...]
 
-NAME is one of sparse, multi_vector, bge_m3, static. All arithmetic is f32.
+late_interaction.py creates the models that return a vector per token.
 """
 
 import json
@@ -14,17 +14,20 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from generate import HERE, SEED, save, widen
-from safetensors.torch import load_file, save_file
-from sentence_transformers import SparseEncoder
-from sentence_transformers.base.modules import Router, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from model2vec import StaticModel
+from model2vec.model import quantize_model
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Normalize, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from sentence_transformers.sparse_encoder.modules import (
     SparseAutoEncoder,
     SparseStaticEmbedding,
     SpladePooling,
 )
+from tokenizers import Tokenizer
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -81,11 +84,22 @@ def checkpoint(folder, model_class, config, tokenizer=word_pieces, seed=0, bias=
     model's output bias: so negative that most logits are below 0."""
     torch.manual_seed(SEED + seed)
     model = widen(model_class(config))
-    if bias is not None:
+    if bias is None:
+        spread(model)
+    else:
         model.get_output_embeddings().bias += bias
     model.save_pretrained(folder)
     tokenizer(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def spread(model):
+    """Enlarges the token vectors compared with what the layers add, so that the hidden states of
+    tokens differ in direction."""
+    model.get_input_embeddings().weight *= 6
+    for name, parameter in model.named_parameters():
+        parameter *= 0.3 if "output.dense" in name else 1
+    return model
 
 
 def bert(folder, seed=0, bias=-1.8):
@@ -100,12 +114,13 @@ def distilbert(folder, seed=0):
     checkpoint(folder, DistilBertForMaskedLM, config, seed=seed, bias=-1.8)
 
 
+def roberta_config(vocab_size, config=RobertaConfig):
+    ids = dict(vocab_size=vocab_size, type_vocab_size=1, pad_token_id=1, bos_token_id=0)
+    return config(**TINY | ids, eos_token_id=2)
+
+
 def roberta(folder, seed=0):
-    config = RobertaConfig(
-        **TINY | {"vocab_size": 400}, type_vocab_size=1, pad_token_id=1, bos_token_id=0,
-        eos_token_id=2,
-    )  # fmt: skip
-    checkpoint(folder, RobertaForMaskedLM, config, byte_pairs, seed, bias=-1.8)
+    checkpoint(folder, RobertaForMaskedLM, roberta_config(400), byte_pairs, seed, bias=-1.8)
 
 
 def masked_lm(create, seed, **options):
@@ -239,8 +254,8 @@ def rows(name, vectors):
 
 def sparse():
     """Vectors of TEXTS as queries, as documents and by `encode`, with and without a limit of five
-    values, and all similarities of queries and documents. `decoded` has the four words of the largest
-    values of each query, and all words of the first document."""
+    values, and all similarities of queries and documents. `decoded` has the four words of the
+    largest values of each query, and all words of the first document."""
     folder = HERE / "sparse"
     tensors, decoded = {}, {}
     for name in [*SPARSE, *SPARSE_FOLDERS]:
@@ -273,12 +288,69 @@ def sparse():
     write(folder / "expected.json", {"texts": TEXTS, "decoded": decoded})
 
 
-KINDS = {"sparse": sparse}
+def static():
+    """Mean token vectors: folders of sentence-transformers and of model2vec. A model2vec folder has
+    the results of model2vec, and those of sentence-transformers, which keeps unknown tokens."""
+    folder = HERE / "static"
+    with tempfile.TemporaryDirectory() as source:
+        word_pieces(source)
+        tokenizer = Tokenizer.from_file(f"{source}/tokenizer.json")
+    torch.manual_seed(SEED + 50)
+    weights = torch.randn(len(PIECES), 12)
+    chains = {"mean": [], "normalized": [Normalize()]}
+    for name, modules in chains.items():
+        prompts = PROMPTS if modules else None
+        model = SentenceTransformer(
+            modules=[StaticEmbedding(tokenizer, weights), *modules], prompts=prompts, device="cpu"
+        )
+        model.save_pretrained(str(fresh(folder / name)), create_model_card=False)
+    published = fresh(folder / "published")
+    shutil.copytree(folder / "mean", published / "0_StaticEmbedding")
+    for name in ("modules.json", "config_sentence_transformers.json"):
+        (published / "0_StaticEmbedding" / name).rename(published / name)
+    write(published / "modules.json", [
+        {"idx": 0, "name": "0", "path": "0_StaticEmbedding",
+         "type": "sentence_transformers.models.StaticEmbedding"},
+    ])  # fmt: skip
+    array = weights.numpy()
+    plain = StaticModel(
+        array, tokenizer, {"model_type": "model2vec"}, normalize=True, max_length=None
+    )
+    models = {
+        "model2vec": plain,
+        "model2vec_short": StaticModel(array, tokenizer, max_length=8),
+        "model2vec_weights": StaticModel(
+            array, tokenizer, weights=np.linspace(0.1, 2, len(PIECES), dtype=np.float32)
+        ),
+        "model2vec_clusters": quantize_model(plain, vocabulary_quantization=20),
+        "model2vec_half": quantize_model(plain, quantize_to="float16"),
+        "model2vec_int8": quantize_model(plain, quantize_to="int8"),
+    }  # fmt: skip
+    tensors = {}
+    for name, model in models.items():
+        path = fresh(folder / name)
+        model.save_pretrained(path)
+        (path / "README.md").unlink(missing_ok=True)
+        model = StaticModel.from_pretrained(path, force_download=False)
+        tensors[f"{name}.model2vec"] = torch.from_numpy(model.encode(TEXTS))
+    for name in [*chains, "published", *(x for x in models if "half" not in x and "int8" not in x)]:
+        model = SentenceTransformer(str(folder / name), device="cpu", local_files_only=True)
+        tensors[f"{name}.sentence_transformers"] = model.encode(TEXTS, convert_to_tensor=True)
+        if name == "normalized":
+            tensors[f"{name}.query"] = model.encode_query(TEXTS, convert_to_tensor=True)
+    save(folder / "expected.safetensors", tensors)
+    write(folder / "expected.json", {"texts": TEXTS})
+
+
+def run(kinds):
+    """Calls the functions that the command line names, or all."""
+    torch.set_grad_enabled(False)
+    names = sys.argv[1:] or list(kinds)
+    if unknown := set(names) - set(kinds):
+        sys.exit(f"unknown names {sorted(unknown)}: expected some of {list(kinds)}")
+    for name in names:
+        kinds[name]()
+
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    names = sys.argv[1:] or list(KINDS)
-    if unknown := set(names) - set(KINDS):
-        sys.exit(f"unknown names {sorted(unknown)}: expected some of {list(KINDS)}")
-    for name in names:
-        KINDS[name]()
+    run({"sparse": sparse, "static": static})
