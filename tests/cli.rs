@@ -47,6 +47,34 @@ fn embed_table_shows_dimensions_values_and_cosines() {
 }
 
 #[test]
+fn a_sparse_model_prints_words_and_refuses_options_of_dense_models() {
+    let model = "tests/golden/sparse/splade_limited";
+    let table = stdout(encodle(&["embed", "--model", model, "--format", "table", "a"], b""));
+    assert!(table.starts_with("1 text, 96 dimensions\n"), "{table}");
+    let arguments = ["embed", "--model", model, "--max-active-dims", "2", "--tokens", "a"];
+    let line: serde_json::Value = serde_json::from_str(&stdout(encodle(&arguments, b""))).unwrap();
+    assert_eq!(line["embedding"]["tokens"].as_array().map(Vec::len), Some(2), "{line}");
+    assert_eq!(line["embedding"]["indices"].as_array().map(Vec::len), Some(2), "{line}");
+    for (option, kind, model) in [
+        (&["--dimensions", "3"][..], "sparse", model),
+        (&["--normalize"], "sparse", model),
+        (&["--tokens"], "dense", MINILM),
+    ] {
+        let arguments = [&["embed", "--model", model, "a"], option].concat();
+        let error = stderr(encodle(&arguments, b"").code(2));
+        assert!(
+            error.contains(&format!("{} has no effect on a {kind} model", option[0])),
+            "{error}"
+        );
+    }
+    let arguments = ["embed", "--model", model, "a", "--output", "target/sparse.npy"];
+    let error = stderr(encodle(&arguments, b"").failure());
+    assert!(error.contains("rows of this model differ in length"), "{error}");
+    let error = stderr(encodle(&["embed", "--kind", "sparse", "a"], b"").failure());
+    assert!(error.contains("Transformer, Pooling, Normalize is not supported"), "{error}");
+}
+
+#[test]
 fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
     let output =
         stdout(encodle(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs};
 
 use encoder::{
-    Embed, EmbedOptions, EmbeddingKind, LoadOptions, ModelFiles, Precision, Prompt, SparseEmbedder,
+    EmbedOptions, EmbeddingKind, LoadOptions, ModelFiles, Precision, Prompt, SparseEmbedder,
     SparseVector,
 };
 use serde::Deserialize;

@@ -2,11 +2,9 @@
 
 use serde::Serialize;
 
-use crate::{
-    Batch, EmbedOptions, Embedder, Result, TEXTS_PER_CHUNK, TextTokenizer, TokenizedTexts,
-};
+use crate::{Batch, EmbedOptions, Result, TEXTS_PER_CHUNK, TextTokenizer, TokenizedTexts};
 
-/// The result of a model for a text. The row of a dense model, such as [`Embedder`], is a vector, `Vec<f32>`.
+/// The result of a model for a text. The row of a dense model, such as [`Embedder`](crate::Embedder), is a vector, `Vec<f32>`.
 /// JSON files contain the row as it serialises.
 pub trait Row: Serialize + Send + 'static {
     /// The numbers that the model computed for the text, without indices and shapes.
@@ -36,14 +34,14 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// Tokenizes texts for [`Self::embed_rows`].
     ///
     /// # Errors
-    /// The errors that [`Embedder::tokenize`] lists.
+    /// The errors that [`Embedder::tokenize`](crate::Embedder::tokenize) lists.
     fn tokenize<S: AsRef<str>>(&self, texts: &[S], options: EmbedOptions)
     -> Result<TokenizedTexts>;
 
     /// The row of each text, computed in batches, each within `run`.
     ///
     /// # Errors
-    /// The errors that [`Embedder::embed_tokenized`] lists.
+    /// The errors that [`Embedder::embed_tokenized`](crate::Embedder::embed_tokenized) lists.
     fn embed_rows(
         &self,
         texts: &TokenizedTexts,
@@ -87,33 +85,5 @@ pub trait Embed: Clone + Send + Sync + 'static {
             Some(rows.map_or_else(|error| vec![Err(error)], all))
         });
         chunks.flatten()
-    }
-}
-
-impl Embed for Embedder {
-    type Row = Vec<f32>;
-
-    fn tokenizer(&self) -> &TextTokenizer {
-        self.tokenizer()
-    }
-
-    fn dimension(&self) -> usize {
-        self.dimension()
-    }
-
-    fn tokenize<S: AsRef<str>>(
-        &self,
-        texts: &[S],
-        options: EmbedOptions,
-    ) -> Result<TokenizedTexts> {
-        self.tokenize(texts, options)
-    }
-
-    fn embed_rows(
-        &self,
-        texts: &TokenizedTexts,
-        run: impl FnMut(&mut Batch) -> Result<()>,
-    ) -> Result<Vec<Vec<f32>>> {
-        Ok(self.embed_tokenized(texts, run)?.to_vec2()?)
     }
 }

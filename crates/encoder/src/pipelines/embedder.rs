@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use ops::l2_normalize;
 
 use crate::{
-    EmbedOptions, EncoderModel, InputError, LoadOptions, LoadReport, LongTexts, ModelFiles,
+    Embed, EmbedOptions, EncoderModel, InputError, LoadOptions, LoadReport, LongTexts, ModelFiles,
     Pooling, Prompt, RaggedBatch, Result, TextTokenizer, Tokens, TruncationSide,
     load::{ModelFolder, Read},
     models::encoder_model::no_rows,
@@ -580,5 +580,33 @@ impl Embedder {
         } else {
             Ok(truncated)
         }
+    }
+}
+
+impl Embed for Embedder {
+    type Row = Vec<f32>;
+
+    fn tokenizer(&self) -> &TextTokenizer {
+        self.tokenizer()
+    }
+
+    fn dimension(&self) -> usize {
+        self.dimension()
+    }
+
+    fn tokenize<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<TokenizedTexts> {
+        self.tokenize(texts, options)
+    }
+
+    fn embed_rows(
+        &self,
+        texts: &TokenizedTexts,
+        run: impl FnMut(&mut Batch) -> Result<()>,
+    ) -> Result<Vec<Vec<f32>>> {
+        Ok(self.embed_tokenized(texts, run)?.to_vec2()?)
     }
 }

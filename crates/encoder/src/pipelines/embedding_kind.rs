@@ -34,8 +34,12 @@ impl EmbeddingKind {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn from_files(files: &ModelFiles) -> Result<Self> {
-        let files = ModelFolder::new(files);
-        let is_sparse = loader(&files)? == Loader::SparseEncoder || are_sparse(&files)?;
+        Self::from_folder(&ModelFolder::new(files))
+    }
+
+    /// [`Self::from_files`] for files that are read together with others.
+    pub(crate) fn from_folder(files: &ModelFolder) -> Result<Self> {
+        let is_sparse = loader(files)? == Loader::SparseEncoder || are_sparse(files)?;
         Ok(if is_sparse { Self::Sparse } else { Self::Dense })
     }
 }

@@ -8,14 +8,14 @@ use ops::Weights;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, BertDecoder, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
-    EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
+    BertConfig, BertDecoder, EmbeddingKind, EncoderDecoder, EncoderDecoderConfig,
+    EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
     ModelConfig, ModelFiles, Result,
     load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, WeightFiles, check_no_adapter},
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
-    pipelines::modules::{self, Chain},
+    pipelines::modules::{self, Chain, sparse_modules},
     text::{TextTokenizer, sentence_config::Loader, tokenizer::VOCABULARIES},
 };
 
@@ -150,7 +150,14 @@ impl Inspection {
     pub fn new(files: &ModelFiles) -> Self {
         let (files, mut found) = (&ModelFolder::new(files), Self::default());
         let chain = Chain::from_files(files);
-        let transformer = modules::transformer(files).unwrap_or_else(|_| files.clone());
+        let sparse = match EmbeddingKind::from_folder(files) {
+            Ok(EmbeddingKind::Sparse) => Some(sparse_modules(files)),
+            _ => None,
+        };
+        let transformer = match &sparse {
+            Some(Ok(sparse)) => sparse.transformer().clone(),
+            _ => modules::transformer(files).unwrap_or_else(|_| files.clone()),
+        };
         let is_alone = modules::is_transformer_alone(files).unwrap_or(false);
         let mut has = |files: &ModelFolder, file: &str| {
             files.has(file).unwrap_or_else(|error| {
@@ -168,6 +175,21 @@ impl Inspection {
                 None
             }
         };
+        match sparse {
+            Some(Ok(sparse)) => {
+                let (model, modules) = sparse.describe();
+                found.modules = modules;
+                if found.tokenizer.is_some() && found.runs_as.contains(&model) {
+                    found.runs_as.push("SparseEmbedder");
+                }
+                return found;
+            }
+            Some(Err(error)) => {
+                found.problems.push(error.to_string());
+                return found;
+            }
+            None => {}
+        }
         match chain {
             Ok(chain) => found.chain(&chain, hidden_size, vocabulary.is_some()),
             Err(_) if is_alone => {} // a cross-encoder, which has no pooling

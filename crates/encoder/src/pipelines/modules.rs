@@ -166,7 +166,34 @@ pub(crate) enum SparseDocuments {
     /// A masked language model, and the pooling of its logits.
     Splade { transformer: ModelFolder, pooling: SpladePooling },
     /// A dense model, and the folder of a SparseAutoEncoder.
-    AutoEncoder { chain: Chain, auto_encoder: ModelFolder },
+    AutoEncoder { chain: Box<Chain>, auto_encoder: ModelFolder },
+}
+
+impl SparseModules {
+    /// The files of the transformer of documents.
+    pub(crate) fn transformer(&self) -> &ModelFolder {
+        match &self.documents {
+            SparseDocuments::Splade { transformer, .. } => transformer,
+            SparseDocuments::AutoEncoder { chain, .. } => &chain.transformer,
+        }
+    }
+
+    /// The type that runs the transformer, and descriptions of the other modules.
+    pub(crate) fn describe(&self) -> (&'static str, Vec<String>) {
+        let (model, mut modules) = match &self.documents {
+            SparseDocuments::Splade { .. } => {
+                ("EncoderForMaskedLm", vec!["SpladePooling".to_string()])
+            }
+            SparseDocuments::AutoEncoder { chain, .. } => {
+                let last = "SparseAutoEncoder".to_string();
+                ("EncoderModel", chain.describe().into_iter().chain([last]).collect())
+            }
+        };
+        if self.queries.is_some() {
+            modules.push("SparseStaticEmbedding for queries".to_string());
+        }
+        (model, modules)
+    }
 }
 
 /// The file with the modules of a Router.
@@ -238,7 +265,7 @@ pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
         Some(documents) => documents,
         None => match entries.pop() {
             Some(last) if last.class() == "SparseAutoEncoder" => SparseDocuments::AutoEncoder {
-                chain: Chain::from_entries(files, entries)?,
+                chain: Chain::from_entries(files, entries)?.into(),
                 auto_encoder: files.folder(&last.path),
             },
             last => {
