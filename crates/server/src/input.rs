@@ -1,10 +1,6 @@
 //! The JSON bodies of requests.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -19,16 +15,16 @@ use serde::{
 use serde_json::value::RawValue;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::OwnedSemaphorePermit,
     task::block_in_place,
     time::timeout,
 };
 
 use crate::{
-    Models,
+    admission::PermitSlot,
     api::fields::Object,
+    app::App,
     failure::{Failure, Kind},
-    memory::Reserved,
+    memory::BodyReservation,
 };
 
 /// The time for reading the body of a refused request. A client that still sends when the
@@ -45,14 +41,14 @@ const FIRST_CAPACITY: usize = 64 << 10;
 /// The parsed body of a request, with the reservation of its bytes and of the texts in it.
 pub struct Input<T> {
     pub value: T,
-    pub bytes: Reserved,
+    pub bytes: BodyReservation,
 }
 
-impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Input<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        let (body, bytes) = receive(request, models).await?;
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
+        let (body, bytes) = receive(request, app).await?;
         let Object(value) = parse(&body)?;
         Ok(Self { value, bytes })
     }
@@ -62,14 +58,14 @@ impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
 pub struct Partial<T> {
     pub fields: T,
     body: Vec<u8>,
-    bytes: Reserved,
+    bytes: BodyReservation,
 }
 
-impl<T: DeserializeOwned> FromRequest<Models> for Partial<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Partial<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        let (body, bytes) = receive(request, models).await?;
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
+        let (body, bytes) = receive(request, app).await?;
         Ok(Self { fields: parse(&body)?, body, bytes })
     }
 }
@@ -106,35 +102,21 @@ impl<'de> Deserialize<'de> for FieldType {
     }
 }
 
-/// Holds the permit of a request; there are [`Limits::max_requests`](crate::Limits) permits. The
-/// middleware puts an empty `Held` into the extensions of the request, and [`receive`] sets the
-/// permit. The middleware keeps the `Held` until the handler returns, or until a large response is
-/// sent.
-#[derive(Clone, Debug, Default)]
-pub struct Held(Arc<OnceLock<OwnedSemaphorePermit>>);
-
-impl Held {
-    /// Sets the permit.
-    pub fn set(&self, permit: OwnedSemaphorePermit) {
-        self.0.set(permit).ok(); // a request has one permit
-    }
-}
-
 /// Receives the body of a request, and takes a permit for the request.
-async fn receive(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
+async fn receive(request: Request, app: &App) -> Result<(Vec<u8>, BodyReservation), Failure> {
     if let Err(failure) = check_type(request.headers()) {
         return Err(refuse(failure, request).await);
     }
-    let held: Option<Held> = request.extensions().get().cloned();
-    let (body, reserved) = read(request, models).await?;
+    let slot: Option<PermitSlot> = request.extensions().get().cloned();
+    let (body, reservation) = read(request, app).await?;
     // The permit is taken after the whole body has arrived, so that slow clients hold none.
-    let permit = models.enter()?;
-    if models.limits().log_texts {
+    let permit = app.admission.admit()?;
+    if app.limits.log_texts {
         // The text log escapes a field that is a `str`, but not one in `Display` form (`%body`).
         tracing::info!(body = String::from_utf8_lossy(&body).as_ref(), "body");
     }
-    held.unwrap_or_default().set(permit);
-    Ok((body, reserved))
+    slot.unwrap_or_default().fill(permit);
+    Ok((body, reservation))
 }
 
 /// # Errors
@@ -198,8 +180,8 @@ pub async fn discard(mut body: Body) -> bool {
 /// # Errors
 /// [`Kind::BodySize`] for a larger body; [`Kind::Overloaded`] if there are too many bytes in
 /// memory; [`Kind::Invalid`] for a body that ends early.
-async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
-    let max = models.limits().max_body;
+async fn read(request: Request, app: &App) -> Result<(Vec<u8>, BodyReservation), Failure> {
+    let max = app.limits.max_body;
     let too_large = || {
         let message =
             format!("the body is too large: expected at most {max} bytes; send several requests");
@@ -211,7 +193,7 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     }
     let mut bytes = Vec::with_capacity(declared.min(FIRST_CAPACITY));
     // Unwritten pages take no physical memory, so only received bytes are counted.
-    let mut reserved = models.body_reservation();
+    let mut reservation = app.memory.body_reservation();
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
@@ -220,17 +202,18 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
         })?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > max {
-            drop((bytes, reserved));
+            drop((bytes, reservation));
             return Err(too_large().with_body_read(discard(body).await));
         }
-        if !reserved.add(data.len() + parsed_bytes(&data)) {
-            drop((bytes, reserved));
-            let failure = models.overloaded("the bodies of the requests are too large together");
+        if !reservation.add(data.len() + parsed_bytes(&data)) {
+            drop((bytes, reservation));
+            let failure =
+                app.admission.overloaded("the bodies of the requests are too large together");
             return Err(failure.with_body_read(discard(body).await));
         }
         bytes.extend_from_slice(&data);
     }
-    Ok((bytes, reserved))
+    Ok((bytes, reservation))
 }
 
 /// An estimate of the memory that parsing a part of a body allocates: its texts, 40 bytes per

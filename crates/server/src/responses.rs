@@ -16,11 +16,12 @@ use tracing::{Instrument, Span};
 use uuid::Uuid;
 
 use crate::{
-    Models,
+    admission::PermitSlot,
+    app::App,
     failure::{Failure, Interface, Kind},
-    input::{Held, refuse},
+    input::refuse,
     request_model::MODEL,
-    sending::hold,
+    sending::in_parts,
 };
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -48,7 +49,7 @@ fn model_of(model: &OnceLock<String>) -> &str {
 /// request has no response by then, because the client has left or the server ends, the guard
 /// counts and logs the request with status [`CLIENT_CLOSED`].
 struct InProgress<'a> {
-    models: &'a Models,
+    app: &'a App,
     route: &'a str,
     model: &'a OnceLock<String>,
     span: &'a Span,
@@ -58,18 +59,12 @@ struct InProgress<'a> {
 
 impl Drop for InProgress<'_> {
     fn drop(&mut self) {
-        self.models.metrics().in_progress.dec();
+        self.app.metrics.in_progress.dec();
         if !self.has_response {
             let seconds = self.start.elapsed().as_secs_f64();
-            self.models.metrics().ended(
-                self.route,
-                model_of(self.model),
-                CLIENT_CLOSED,
-                seconds,
-                None,
-            );
+            self.app.metrics.ended(self.route, model_of(self.model), CLIENT_CLOSED, seconds, None);
             let _entered = self.span.enter();
-            let reason = if self.models.is_stopping() {
+            let reason = if self.app.is_stopping() {
                 "the server ended before the response"
             } else {
                 "the client closed the connection"
@@ -80,13 +75,9 @@ impl Drop for InProgress<'_> {
 }
 
 /// The middleware around all routes.
-pub async fn middleware(
-    State(models): State<Models>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
-    let metrics = models.metrics();
+    let metrics = &app.metrics;
     let interface = Interface::of_path(request.uri().path());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
@@ -97,16 +88,16 @@ pub async fn middleware(
     metrics.in_progress.inc();
     let model = Arc::new(OnceLock::new());
     let mut in_progress = InProgress {
-        models: &models,
+        app: &app,
         route: &route,
         model: &model,
         span: &span,
         start,
         has_response: false,
     };
-    let held = Held::default();
-    request.extensions_mut().insert(held.clone());
-    let timeout = models.limits().timeout;
+    let permit = PermitSlot::default();
+    request.extensions_mut().insert(permit.clone());
+    let timeout = app.limits.timeout;
     let answer = async {
         // `serve` has checked the header.
         match request.extensions_mut().remove::<Failure>() {
@@ -125,10 +116,10 @@ pub async fn middleware(
     let failure = response.extensions_mut().remove::<Failure>();
     response = match &failure {
         Some(failure) => failure.response(interface),
-        None => hold(response, held, &models, &span),
+        None => in_parts(response, permit, timeout, &span),
     };
     response.headers_mut().insert(REQUEST_ID, id);
-    if models.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
+    if app.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let (seconds, status) = (start.elapsed().as_secs_f64(), response.status().as_u16());
@@ -142,7 +133,7 @@ pub async fn middleware(
             tracing::debug!(status, seconds, reason = failure.message(), "unavailable");
         }
         (Some(failure), _) => {
-            let hides = failure.may_have_text() && !models.limits().log_texts;
+            let hides = failure.may_have_text() && !app.limits.log_texts;
             let reason = (!hides).then(|| failure.message());
             tracing::warn!(status, seconds, kind = failure.kind().name(), reason, "failed");
         }

@@ -94,14 +94,14 @@ pub async fn serve(
     access: Access,
     shutdown: impl Future<Output = ()>,
 ) {
-    let mut router = api::build(models.clone(), access.api_keys);
+    let app = models.0;
+    let mut router = api::build(app.clone(), access.api_keys);
     if !access.origins.is_empty() {
         router = router.layer(cors(&access.origins));
     }
     let service = router.into_service::<Body>();
-    let limits = models.limits();
-    let connections =
-        Connections::new(limits.max_connections, models.metrics().connections.clone());
+    let limits = &app.limits;
+    let connections = Connections::new(limits.max_connections, app.metrics.connections.clone());
     let graceful = GracefulShutdown::new();
     let header_timeout = HEADER_TIMEOUT.min(limits.timeout);
     let write_timeout = limits.timeout.min(MAX_WRITE_TIMEOUT);
@@ -144,7 +144,7 @@ pub async fn serve(
         () = shutdown => {}
         () = accept(None) => {}
     }
-    models.stop();
+    app.stop();
     accept(Some(Instant::now() + ACCEPT_AFTER_SHUTDOWN)).await;
     // When the listener is closed, the kernel resets the connections that were not accepted, so
     // accept them first.
@@ -162,9 +162,8 @@ pub async fn serve(
     }
     // A connection that was accepted last may still send its request.
     sleep(LAST_REQUEST).await;
-    let limit = models.limits().timeout;
-    if timeout(limit, graceful.shutdown()).await.is_err() {
-        tracing::warn!(seconds = limit.as_secs_f64(), "requests did not end in time");
+    if timeout(limits.timeout, graceful.shutdown()).await.is_err() {
+        tracing::warn!(seconds = limits.timeout.as_secs_f64(), "requests did not end in time");
     }
 }
 

@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    checks::{check_response, check_size},
+    checks::{check_response, check_size, text_name},
     fields::optional_choice,
     nested::Scalar,
     replies::{counted, object_response},
 };
 use crate::{
-    Models,
+    app::App,
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::Model,
-    models::text_name,
     responses::Computed,
     sending::nested_elements,
+    tokenizer_pool::TokenizerPool,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -116,12 +116,12 @@ enum Drawn {
     )
 )]
 pub async fn attention(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<AttentionRequest>,
 ) -> Result<Response, Failure> {
     let AttentionRequest { model, inputs, pair, layer, head, format } = request.value;
     let format = format.unwrap_or_default();
-    let (name, model) = models.any(model.as_deref())?;
+    let (name, model) = app.registry.get(model.as_deref())?;
     let head = match head {
         None => HeadChoice::Mean,
         Some(Head::Number(number)) => HeadChoice::One(number),
@@ -131,21 +131,22 @@ pub async fn attention(
     };
     check_size("inputs", &inputs)?;
     pair.iter().try_for_each(|pair| check_size("pair", pair))?;
-    let tokens = count_tokens(&models, &model, &inputs, pair.as_deref()).await?;
+    let tokens = count_tokens(&app.tokenizer_pool, &model, &inputs, pair.as_deref()).await?;
     let config = model.task().encoder.config();
     let heads = config.num_hidden_layers * config.num_attention_heads;
     check_response(heads * tokens.pow(2), "inputs")?;
     // The weights of each layer, and of all together.
-    let memory = models.take_memory(2 * 4 * heads * tokens.pow(2), "inputs").await?;
-    let (number, own) = (model.number(), model.clone());
+    let memory = app.memory.reserve(2 * 4 * heads * tokens.pow(2), "inputs").await?;
+    let reader = model.clone();
     let title = [Some(inputs.as_str()), pair.as_deref()];
     let title = title.into_iter().flatten().collect::<Vec<_>>().join(" / ");
     // A model of the server is an encoder, which has one kind of attention.
-    let read = move |text: String| Ok(own.attention().read(&text, pair.as_deref())?.swap_remove(0));
-    let mut read = models.engine().map(number, vec![(tokens, inputs)], read).await?;
+    let read =
+        move |text: String| Ok(reader.attention().read(&text, pair.as_deref())?.swap_remove(0));
+    let mut read = app.engine.map(model.number(), vec![(tokens, inputs)], read).await?;
     let attention = read.swap_remove(0);
     let computed = Computed { model: name, texts: 1, tokens };
-    let drawn = models.on_thread(move || draw(attention, &title, layer, head, format));
+    let drawn = app.tokenizer_pool.run(move || draw(attention, &title, layer, head, format));
     Ok(match drawn.await?? {
         Drawn::Weights { tokens, weights, heads } => {
             let size = tokens.len();
@@ -160,22 +161,22 @@ pub async fn attention(
                 })
             });
             let layers = nested_elements(layers);
-            object_response(&models, &body, "weights", layers, memory, computed)
+            object_response(&app.metrics, &body, "weights", layers, memory, computed)
         }
         Drawn::Picture(html) if format == Format::Html => {
-            counted(&models, Html(html).into_response(), computed)
+            counted(&app.metrics, Html(html).into_response(), computed)
         }
         Drawn::Picture(svg) => {
             let svg_type = HeaderValue::from_static("image/svg+xml");
             let response = ([(header::CONTENT_TYPE, svg_type)], svg).into_response();
-            counted(&models, response, computed)
+            counted(&app.metrics, response, computed)
         }
     })
 }
 
 /// The number of tokens of a text or of a pair.
 async fn count_tokens(
-    models: &Models,
+    pool: &TokenizerPool,
     model: &Arc<Model>,
     text: &str,
     pair: Option<&str>,
@@ -195,7 +196,7 @@ async fn count_tokens(
         inputs.iter().map(count).collect()
     };
     let inputs = Arc::new(vec![inputs]);
-    let counts = models.tokenize(model.tokenizer(), inputs, 0, text_name, count).await?;
+    let counts = pool.tokenize(model.tokenizer(), inputs, 0, text_name, count).await?;
     Ok(counts[0])
 }
 

@@ -1,15 +1,19 @@
 //! The limits on texts, numbers and responses that many routes share.
 
 use crate::{
-    Models,
+    Limits,
     failure::{Failure, Kind},
-    models::MAX_UNBATCHED_BYTES,
 };
 
+/// The name of a text in errors, for a field that is a list.
+pub fn text_name(index: usize) -> String {
+    format!("text {index}")
+}
+
 /// # Errors
-/// [`Kind::Empty`] for no texts; [`Kind::TooLarge`] for more than [`crate::Limits::max_texts`].
-pub fn check_count(models: &Models, count: usize, field: &str) -> Result<(), Failure> {
-    let max = models.limits().max_texts;
+/// [`Kind::Empty`] for no texts; [`Kind::TooLarge`] for more than [`Limits::max_texts`].
+pub fn check_count(limits: &Limits, count: usize, field: &str) -> Result<(), Failure> {
+    let max = limits.max_texts;
     if count == 0 {
         let message = format!("{field} is empty: expected at least one element");
         return Err(Failure::new(Kind::Empty, message).with_field(field));
@@ -46,6 +50,10 @@ pub fn check_response(values: usize, field: &str) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// Maximum size of a query, of a question, and of a text of the tasks of the command `encodle`, in
+/// bytes.
+const MAX_UNBATCHED_BYTES: usize = 64 << 10;
 
 /// # Errors
 /// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`]; the message calls it `name`.

@@ -18,7 +18,7 @@ use super::{
     replies::{object_response, with_truncated},
 };
 use crate::{
-    Models,
+    app::App,
     failure::{CohereFailures, Failure},
     input::Input,
     responses::Computed,
@@ -165,10 +165,10 @@ struct BilledUnits {
     responses((status = 200, description = "the response", body = RerankResponse), CohereFailures)
 )]
 pub async fn rerank_v1(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<RerankRequest>,
 ) -> Result<Response, Failure> {
-    rerank(models, request, "1").await
+    rerank(&app, request, "1").await
 }
 
 /// Rank documents by relevance to a query
@@ -183,14 +183,14 @@ pub async fn rerank_v1(
     responses((status = 200, description = "the response", body = RerankResponse), CohereFailures)
 )]
 pub async fn rerank_v2(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<RerankRequest>,
 ) -> Result<Response, Failure> {
-    rerank(models, request, "2").await
+    rerank(&app, request, "2").await
 }
 
 async fn rerank(
-    models: Models,
+    app: &App,
     request: Input<RerankRequest>,
     version: &'static str,
 ) -> Result<Response, Failure> {
@@ -205,7 +205,8 @@ async fn rerank(
         rank_fields,
         ..
     } = request.value;
-    let found = ranking::find_ranker(&models, models.unless_single(model.as_deref())?)?;
+    let found =
+        ranking::find_ranker(&app.registry, app.registry.name_unless_single(model.as_deref())?)?;
     let max = found.model.max_input_length();
     if let Some(got) = max_tokens_per_doc.filter(|&tokens| tokens < max) {
         let message = format!(
@@ -226,8 +227,7 @@ async fn rerank(
     let returned = (return_documents == Some(true)).then(|| documents.clone());
     let texts = documents.len();
     let options = Options::new("documents");
-    let scored =
-        ranking::score_documents(&models, &found, query, documents, options, false).await?;
+    let scored = ranking::score_documents(app, &found, query, documents, options, false).await?;
     let DocumentScores { scores, tokens, truncated, memory } = scored;
     let best = descending(&scores).into_iter().take(top_n.unwrap_or(texts));
     let results = best.map(move |index| RankedDocument {
@@ -248,6 +248,6 @@ async fn rerank(
     let computed = Computed { model: found.name, texts, tokens };
     let results = elements(results);
     let memory = memory.with_body(request.bytes); // the response may contain the documents
-    let response = object_response(&models, &body, "results", results, memory, computed);
+    let response = object_response(&app.metrics, &body, "results", results, memory, computed);
     Ok(with_truncated(response, truncated))
 }

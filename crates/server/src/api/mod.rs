@@ -13,7 +13,7 @@ mod service;
 mod tasks;
 mod tei;
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use axum::{
     Router,
@@ -37,6 +37,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     ApiKeys, Models, api_keys,
+    app::App,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError},
     input::{discard, refuse},
     responses,
@@ -78,11 +79,11 @@ struct Document;
 /// # Ok::<(), server::Error>(())
 /// ```
 pub fn router(models: Models) -> Router {
-    build(models, ApiKeys::default())
+    build(models.0, ApiKeys::default())
 }
 
 /// [`router`] with API keys.
-pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
+pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
     let routes = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(openai::embeddings))
         .routes(routes!(openai::models))
@@ -146,8 +147,8 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .fallback(no_route)
         .layer(from_fn_with_state(api_keys, api_keys::middleware))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(models.clone(), responses::middleware))
-        .with_state(models)
+        .layer(from_fn_with_state(app.clone(), responses::middleware))
+        .with_state(app)
 }
 
 /// Sets `minItems` of the lists in the variants of an enum, for which utoipa has no attribute. These

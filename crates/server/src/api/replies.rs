@@ -9,9 +9,8 @@ use axum::{
 use serde::Serialize;
 
 use crate::{
-    Models,
-    memory::Share,
-    metrics::Stage,
+    memory::MemoryReservation,
+    metrics::{Metrics, Stage},
     responses::Computed,
     sending::{Elements, json_list, json_object},
 };
@@ -19,40 +18,40 @@ use crate::{
 /// A response that is a list. If the list is long, its elements are serialised while they are sent;
 /// `memory` is returned when the last is sent.
 pub fn list_response(
-    models: &Models,
+    metrics: &Metrics,
     elements: Elements,
-    memory: Share,
+    memory: MemoryReservation,
     computed: Computed,
 ) -> Response {
     let start = Instant::now();
-    serialized(models, json_list(elements, memory), computed, start)
+    serialized(metrics, json_list(elements, memory), computed, start)
 }
 
 /// [`list_response`] for a list that is the field `field` of `object`, where it is empty.
 pub fn object_response(
-    models: &Models,
+    metrics: &Metrics,
     object: &impl Serialize,
     field: &str,
     elements: Elements,
-    memory: Share,
+    memory: MemoryReservation,
     computed: Computed,
 ) -> Response {
     let start = Instant::now();
-    serialized(models, json_object(object, field, elements, memory), computed, start)
+    serialized(metrics, json_object(object, field, elements, memory), computed, start)
 }
 
 /// Observes the time since `start`, and counts the response.
-fn serialized(models: &Models, json: Response, computed: Computed, start: Instant) -> Response {
-    models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
-    counted(models, json, computed)
+fn serialized(metrics: &Metrics, json: Response, computed: Computed, start: Instant) -> Response {
+    metrics.stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
+    counted(metrics, json, computed)
 }
 
 /// The header of responses with the number of texts that were truncated.
 pub const TRUNCATED_TEXTS: HeaderName = HeaderName::from_static("x-truncated-texts");
 
 /// Adds the number of texts to the metrics, and `computed` to the response, for the log.
-pub fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
-    models.metrics().texts(&computed.model).inc_by(computed.texts as u64);
+pub fn counted(metrics: &Metrics, mut response: Response, computed: Computed) -> Response {
+    metrics.texts(&computed.model).inc_by(computed.texts as u64);
     response.extensions_mut().insert(computed);
     response
 }

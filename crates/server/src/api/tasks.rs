@@ -25,16 +25,15 @@ use utoipa::{
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::{
-    checks::{check_count, check_response, check_size},
+    checks::{check_count, check_response, check_size, text_name},
     embedding::{Outputs, Texts, compute},
     replies::{list_response, with_truncated},
 };
 use crate::{
-    Models,
+    app::App,
     engine::Sequence,
     failure::{Failure, TeiFailures},
     input::Input,
-    models::text_name,
     responses::Computed,
     sending::elements,
 };
@@ -43,8 +42,8 @@ use crate::{
 const MAX_COUNT: usize = 1000;
 
 /// Adds the route of each task.
-pub fn add_routes(router: OpenApiRouter<Models>) -> OpenApiRouter<Models> {
-    struct Routes(OpenApiRouter<Models>);
+pub fn add_routes(router: OpenApiRouter<Arc<App>>) -> OpenApiRouter<Arc<App>> {
+    struct Routes(OpenApiRouter<Arc<App>>);
 
     impl TaskVisitor for Routes {
         fn visit<P: Pipeline>(&mut self) {
@@ -89,14 +88,14 @@ fn parameters<P: Pipeline>(values: Map<String, Value>) -> Result<(P::Params, usi
 }
 
 async fn run<P: Pipeline>(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<Request<P>>,
 ) -> Result<Response, Failure> {
     let Request { model, inputs, values, .. } = request.value;
     let (params, param_bytes) = parameters::<P>(values)?;
-    let found = models.find(model.as_deref(), P::TASK, |_: &P| true)?;
+    let found = app.registry.find(model.as_deref(), P::TASK, |_: &P| true)?;
     let texts = inputs.into_vec();
-    check_count(&models, texts.len(), "inputs")?;
+    check_count(&app.limits, texts.len(), "inputs")?;
     if P::SPLITS_TEXTS {
         texts.iter().enumerate().try_for_each(|(i, text)| check_size(&text_name(i), text))?;
     }
@@ -110,17 +109,19 @@ async fn run<P: Pipeline>(
         let size = |(index, text): &(usize, String)| named(*index, own.0.size(text, &own.1));
         texts.iter().map(size).collect()
     };
-    let sizes = models.tokenize(tokenizer, texts.clone(), param_bytes, text_name, size).await?;
+    let sizes =
+        app.tokenizer_pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, size).await?;
     check_response(sizes.iter().map(|size| size.values).sum(), "inputs")?;
     let bytes = sizes.iter().map(|size| size.bytes).sum();
-    let memory = models.take_memory(bytes, "inputs").await?.with_body(request.bytes);
+    let memory = app.memory.reserve(bytes, "inputs").await?.with_body(request.bytes);
     let own = (pipeline.clone(), params.clone());
     let tokenize = move |texts: &[(usize, String)]| {
         let inputs: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
         let tokenized = own.0.tokenize_all(&inputs, &own.1).into_iter().zip(texts);
         tokenized.map(|(text, (index, _))| named(*index, text)).collect()
     };
-    let tokenized = models.tokenize(tokenizer, texts.clone(), param_bytes, text_name, tokenize);
+    let tokenized =
+        app.tokenizer_pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, tokenize);
     let tokenized: Vec<TokenizedText<P::Context>> = tokenized.await?;
 
     let mut sequences: Vec<Tokens> = vec![];
@@ -133,8 +134,8 @@ async fn run<P: Pipeline>(
     let sequences = sequences.into_iter().map(|tokens| Sequence { tokens, prompt: 0 }).collect();
     let target = found.model.values(pipeline.clone(), params.clone());
     let Outputs { values, tokens, truncated, memory } =
-        compute(&models, target, sequences, memory).await?;
-    let finished = models.on_thread(move || {
+        compute(&app.engine, target, sequences, memory).await?;
+    let finished = app.tokenizer_pool.run(move || {
         let mut values = values.into_iter();
         let texts = Arc::unwrap_or_clone(texts).into_iter();
         let finish = |((index, text), (count, context)): ((usize, String), (usize, _))| {
@@ -147,7 +148,7 @@ async fn run<P: Pipeline>(
     let (all, memory) = finished.await?;
     let all = all?;
     let computed = Computed { model: found.name, texts: all.len(), tokens };
-    let response = list_response(&models, elements(all.into_iter()), memory, computed);
+    let response = list_response(&app.metrics, elements(all.into_iter()), memory, computed);
     Ok(with_truncated(response, truncated))
 }
 
@@ -249,7 +250,7 @@ impl<'de> Visitor<'de> for ChoiceVisitor {
 }
 
 /// The route of a task, with its entry in the OpenAPI document.
-fn route<P: Pipeline>() -> UtoipaMethodRouter<Models> {
+fn route<P: Pipeline>() -> UtoipaMethodRouter<Arc<App>> {
     let mut schemas = vec![(request_name::<P>(), request_schema::<P>())];
     type Output<P> = TextResult<<P as Pipeline>::Output>;
     Output::<P>::schemas(&mut schemas);
