@@ -40,12 +40,12 @@ impl Admission {
     pub fn admit(&self) -> Result<OwnedSemaphorePermit, Failure> {
         self.permits.clone().try_acquire_owned().map_err(|_| {
             let max = self.max_requests;
-            self.overloaded(&format!("the server already has {max} requests in progress"))
+            self.overload_failure(&format!("the server already has {max} requests in progress"))
         })
     }
 
     /// The failure of a request that is refused before its tokens are known.
-    pub fn overloaded(&self, reason: &str) -> Failure {
+    pub fn overload_failure(&self, reason: &str) -> Failure {
         Failure::overloaded(format!("{reason}: try again later"), self.engine.retry_after())
     }
 }

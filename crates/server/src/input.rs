@@ -55,13 +55,13 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Input<T> {
 }
 
 /// The body of a request, of which only some fields are parsed.
-pub struct Partial<T> {
+pub struct PartialInput<T> {
     pub fields: T,
     body: Vec<u8>,
     bytes: BodyReservation,
 }
 
-impl<T: DeserializeOwned> FromRequest<Arc<App>> for Partial<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for PartialInput<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
@@ -70,7 +70,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Partial<T> {
     }
 }
 
-impl<T> Partial<T> {
+impl<T> PartialInput<T> {
     /// Parses the whole body.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for FieldType {
 /// Receives the body of a request, and takes a permit for the request.
 async fn receive(request: Request, app: &App) -> Result<(Vec<u8>, BodyReservation), Failure> {
     if let Err(failure) = check_type(request.headers()) {
-        return Err(refuse(failure, request).await);
+        return Err(with_body_discarded(failure, request).await);
     }
     let slot: Option<PermitSlot> = request.extensions().get().cloned();
     let (body, reservation) = read(request, app).await?;
@@ -144,12 +144,12 @@ fn declared_length(request: &Request) -> Option<usize> {
     request.headers().get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Returns the failure of a request that is refused because of its header. The body is read and
-/// discarded, unless the client waits for the response before it sends the body: reading would make
-/// hyper send `100 Continue` first.
-pub async fn refuse(failure: Failure, request: Request) -> Failure {
+/// Returns the failure of a request whose header is refused. The body is read and discarded, unless
+/// the client waits for the response before it sends the body: reading would make hyper send
+/// `100 Continue` first.
+pub async fn with_body_discarded(failure: Failure, request: Request) -> Failure {
     let closes = failure.closes();
-    let is_read = !expects_continue(&request) && discard(request.into_body()).await;
+    let is_read = !expects_continue(&request) && discard_body(request.into_body()).await;
     failure.with_body_read(is_read && !closes)
 }
 
@@ -161,7 +161,7 @@ fn expects_continue(request: &Request) -> bool {
 }
 
 /// Reads and discards a body. Returns whether all of it arrived within [`DISCARD_TIME`].
-pub async fn discard(mut body: Body) -> bool {
+pub async fn discard_body(mut body: Body) -> bool {
     let read = async {
         loop {
             match body.frame().await {
@@ -189,7 +189,7 @@ async fn read(request: Request, app: &App) -> Result<(Vec<u8>, BodyReservation),
     };
     let declared = declared_length(&request).unwrap_or(0);
     if declared > max {
-        return Err(refuse(too_large(), request).await);
+        return Err(with_body_discarded(too_large(), request).await);
     }
     let mut bytes = Vec::with_capacity(declared.min(FIRST_CAPACITY));
     // Unwritten pages take no physical memory, so only received bytes are counted.
@@ -203,13 +203,13 @@ async fn read(request: Request, app: &App) -> Result<(Vec<u8>, BodyReservation),
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > max {
             drop((bytes, reservation));
-            return Err(too_large().with_body_read(discard(body).await));
+            return Err(too_large().with_body_read(discard_body(body).await));
         }
         if !reservation.add(data.len() + parsed_bytes(&data)) {
             drop((bytes, reservation));
             let failure =
-                app.admission.overloaded("the bodies of the requests are too large together");
-            return Err(failure.with_body_read(discard(body).await));
+                app.admission.overload_failure("the bodies of the requests are too large together");
+            return Err(failure.with_body_read(discard_body(body).await));
         }
         bytes.extend_from_slice(&data);
     }
@@ -257,7 +257,7 @@ fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     if parsed.is_err() || json.end().is_err() {
         check_json(body)?;
     }
-    parsed.map_err(|error| wrong_field(&error.path().to_string(), error.inner()))
+    parsed.map_err(|error| field_failure(&error.path().to_string(), error.inner()))
 }
 
 /// Any JSON value. Reads all strings and numbers, and keeps none.
@@ -366,10 +366,10 @@ const PROBLEMS: [(&str, &str); 4] = [
 ];
 
 /// The failure of a field, in the words of JSON instead of those of serde and Rust.
-fn wrong_field(path: &str, source: &serde_json::Error) -> Failure {
-    let message = source.to_string();
+fn field_failure(path: &str, source: &serde_json::Error) -> Failure {
+    let full = source.to_string();
     let position = format!(" at line {} column {}", source.line(), source.column());
-    let message = message.strip_suffix(&position).unwrap_or(&message);
+    let message = full.strip_suffix(&position).unwrap_or(&full);
     let name = name_of(path);
     let known = message.rsplit_once(", expected ").and_then(|(found, expected)| {
         let after = |(start, words)| Some((found.strip_prefix(start)?, words));

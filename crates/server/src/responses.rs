@@ -19,7 +19,7 @@ use crate::{
     admission::PermitSlot,
     app::App,
     failure::{Failure, Interface, Kind},
-    input::refuse,
+    input::with_body_discarded,
     request_model::MODEL,
     sending::in_parts,
 };
@@ -35,7 +35,7 @@ const OTHER: &str = "other";
 /// The model of a request, and the numbers of its texts and tokens. The handler adds this value to
 /// the response as an extension, and the middleware logs it.
 #[derive(Clone, Debug)]
-pub struct Computed {
+pub struct RequestStats {
     pub model: String,
     pub texts: usize,
     pub tokens: usize,
@@ -48,7 +48,7 @@ fn model_of(model: &OnceLock<String>) -> &str {
 /// A request in progress. Dropping the guard decrements the metric of requests in progress. If the
 /// request has no response by then, because the client has left or the server ends, the guard
 /// counts and logs the request with status [`CLIENT_CLOSED`].
-struct InProgress<'a> {
+struct RequestInProgress<'a> {
     app: &'a App,
     route: &'a str,
     model: &'a OnceLock<String>,
@@ -57,7 +57,7 @@ struct InProgress<'a> {
     has_response: bool,
 }
 
-impl Drop for InProgress<'_> {
+impl Drop for RequestInProgress<'_> {
     fn drop(&mut self) {
         self.app.metrics.in_progress.dec();
         if !self.has_response {
@@ -78,7 +78,7 @@ impl Drop for InProgress<'_> {
 pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let metrics = &app.metrics;
-    let interface = Interface::of_path(request.uri().path());
+    let interface = Interface::from_path(request.uri().path());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
     let id = request_id(&request);
@@ -87,7 +87,7 @@ pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next:
     crate::traces::continue_trace(&span, request.headers());
     metrics.in_progress.inc();
     let model = Arc::new(OnceLock::new());
-    let mut in_progress = InProgress {
+    let mut in_progress = RequestInProgress {
         app: &app,
         route: &route,
         model: &model,
@@ -98,14 +98,13 @@ pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next:
     let permit = PermitSlot::default();
     request.extensions_mut().insert(permit.clone());
     let timeout = app.limits.timeout;
-    let answer = async {
+    let answer = MODEL.scope(model.clone(), async {
         // `serve` has checked the header.
         match request.extensions_mut().remove::<Failure>() {
             None => next.run(request).await,
-            Some(failure) => refuse(failure, request).await.into_response(),
+            Some(failure) => with_body_discarded(failure, request).await.into_response(),
         }
-    };
-    let answer = MODEL.scope(model.clone(), answer);
+    });
     let result = tokio::time::timeout(timeout, answer).instrument(span.clone()).await;
     let mut response = result.unwrap_or_else(|_| {
         let seconds = timeout.as_secs_f64();
@@ -122,12 +121,13 @@ pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next:
     if app.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let (seconds, status) = (start.elapsed().as_secs_f64(), response.status().as_u16());
+    let seconds = start.elapsed().as_secs_f64();
+    let status = response.status().as_u16();
     let kind = failure.as_ref().map(Failure::kind);
     metrics.ended(&route, model_of(&model), status, seconds, kind);
-    let computed = response.extensions_mut().remove::<Computed>();
+    let stats = response.extensions_mut().remove::<RequestStats>();
     let _entered = span.enter();
-    match (failure, computed) {
+    match (failure, stats) {
         // Health probes are frequent and fail with this kind until the models are loaded.
         (Some(failure), _) if failure.kind() == Kind::Unavailable => {
             tracing::debug!(status, seconds, reason = failure.message(), "unavailable");
@@ -137,7 +137,7 @@ pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next:
             let reason = (!hides).then(|| failure.message());
             tracing::warn!(status, seconds, kind = failure.kind().name(), reason, "failed");
         }
-        (None, Some(Computed { model, texts, tokens })) => {
+        (None, Some(RequestStats { model, texts, tokens })) => {
             tracing::info!(status, seconds, model, texts, tokens, "answered");
         }
         (None, None) => tracing::debug!(status, seconds, "answered"),
@@ -147,15 +147,19 @@ pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next:
 
 /// The span of a request, for the log. No level of `RUST_LOG` filters out an error-level span.
 pub fn request_span(id: &HeaderValue, method: &Method, uri: &Uri) -> Span {
-    let id = id.to_str().unwrap_or_default();
-    tracing::error_span!("request", id, %method, path = uri.path())
+    tracing::error_span!(
+        "request",
+        id = id.to_str().unwrap_or_default(),
+        %method,
+        path = uri.path()
+    )
 }
 
 /// The value of the request's header `x-request-id`, or a new id.
 fn request_id(request: &Request) -> HeaderValue {
-    let given = request.headers().get(&REQUEST_ID);
-    let given = given.filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.to_str().is_ok());
-    given.cloned().unwrap_or_else(|| {
+    let is_valid =
+        |id: &&HeaderValue| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.to_str().is_ok();
+    request.headers().get(&REQUEST_ID).filter(is_valid).cloned().unwrap_or_else(|| {
         let id = Uuid::new_v4().to_string();
         HeaderValue::from_str(&id).expect("hexadecimal digits and hyphens")
     })

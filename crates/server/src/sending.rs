@@ -29,7 +29,7 @@ const PART: usize = 64 << 10;
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
 /// The body of a response that is sent in parts.
-struct Sending {
+struct BodyInParts {
     body: Body,
     /// The bytes of `body` that are not sent yet.
     rest: Bytes,
@@ -56,14 +56,14 @@ impl AsRef<[u8]> for Part {
     }
 }
 
-impl Sending {
+impl BodyInParts {
     fn is_too_slow(&self) -> bool {
         let seconds = Duration::from_secs(self.sent / BYTES_PER_SECOND);
         self.start.elapsed() > self.timeout.saturating_add(seconds)
     }
 }
 
-impl HttpBody for Sending {
+impl HttpBody for BodyInParts {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -113,7 +113,7 @@ pub fn in_parts(
         return response;
     }
     response.map(|body| {
-        Body::new(Sending {
+        Body::new(BodyInParts {
             body,
             rest: Bytes::new(),
             sent: 0,
@@ -200,7 +200,8 @@ pub fn nested_elements<T: Serialize + Send, L: Iterator<Item = T> + Send + 'stat
 ) -> Elements {
     // The brackets of an inner array belong to its first and its last element.
     Box::new(lists.flat_map(|list| {
-        let (mut list, mut is_first) = (list.peekable(), true);
+        let mut list = list.peekable();
+        let mut is_first = true;
         std::iter::from_fn(move || {
             let mut out = if std::mem::take(&mut is_first) { b"[".to_vec() } else { vec![] };
             let item = list.next();
@@ -219,8 +220,13 @@ pub fn nested_elements<T: Serialize + Send, L: Iterator<Item = T> + Send + 'stat
 /// A response that is an array. The elements are taken one by one while the response is sent;
 /// `elements` and `memory` are dropped after the last.
 pub fn json_list(elements: Elements, memory: MemoryReservation) -> Response {
-    let elements = Some((elements, memory));
-    JsonList { out: b"[".to_vec(), elements, is_first: true, after: vec![] }.into_response()
+    JsonList {
+        out: b"[".to_vec(),
+        elements: Some((elements, memory)),
+        is_first: true,
+        after: vec![],
+    }
+    .into_response()
 }
 
 /// [`json_list`] for an array that is the field `field` of `object`, where it is empty.
@@ -236,8 +242,13 @@ pub fn json_object(
         let message = format!("the response has no empty list {field}");
         return Failure::new(Kind::Internal, message).into_response();
     };
-    let (out, after) = (format!("{before}{list}").into_bytes(), after.as_bytes().to_vec());
-    JsonList { out, elements: Some((elements, memory)), is_first: true, after }.into_response()
+    JsonList {
+        out: format!("{before}{list}").into_bytes(),
+        elements: Some((elements, memory)),
+        is_first: true,
+        after: after.into(),
+    }
+    .into_response()
 }
 
 #[cfg(test)]

@@ -106,9 +106,14 @@ pub async fn serve(
     let header_timeout = HEADER_TIMEOUT.min(limits.timeout);
     let write_timeout = limits.timeout.min(MAX_WRITE_TIMEOUT);
     let start = |stream, connection| {
-        let accepted =
-            Accepted { stream, connection, graceful: &graceful, header_timeout, write_timeout };
-        accepted.start(service.clone());
+        AcceptedConnection {
+            stream,
+            connection,
+            graceful: &graceful,
+            header_timeout,
+            write_timeout,
+        }
+        .start(service.clone());
     };
     // An accepted connection that waits because there are too many. It is kept here when `accept`
     // is cancelled.
@@ -168,7 +173,7 @@ pub async fn serve(
 }
 
 /// An accepted connection.
-struct Accepted<'a> {
+struct AcceptedConnection<'a> {
     stream: TcpStream,
     connection: Arc<Connection>,
     graceful: &'a GracefulShutdown,
@@ -176,7 +181,7 @@ struct Accepted<'a> {
     write_timeout: Duration,
 }
 
-impl Accepted<'_> {
+impl AcceptedConnection<'_> {
     /// Answers the requests of the connection in a task of its own.
     fn start<S>(self, service: S)
     where
@@ -187,14 +192,15 @@ impl Accepted<'_> {
         stream.set_nodelay(true).ok(); // without it, responses are only slower
         // A client that does not read its response is disconnected.
         let stream = Stream::new(stream, self.write_timeout, connection.clone());
-        let of_requests = connection.clone();
+        let connection_of_requests = connection.clone();
         let call = service_fn(move |request: hyper::Request<Incoming>| {
-            let guard = of_requests.begin_request();
+            let guard = connection_of_requests.begin_request();
             let mut request = request.map(Body::new);
             if let Err(failure) = framing::check(&request) {
                 request.extensions_mut().insert(failure);
             }
-            let (method, uri) = (request.method().clone(), request.uri().clone());
+            let method = request.method().clone();
+            let uri = request.uri().clone();
             let response = service.clone().call(request);
             async {
                 let (parts, body) = response.await?.into_parts();

@@ -16,14 +16,14 @@ use super::{
     checks::{check_response, check_size, text_name},
     fields::optional_choice,
     nested::Scalar,
-    replies::{counted, object_response},
+    replies::{object_response, with_stats},
 };
 use crate::{
     app::App,
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::Model,
-    responses::Computed,
+    responses::RequestStats,
     sending::nested_elements,
     tokenizer_pool::TokenizerPool,
 };
@@ -90,7 +90,7 @@ struct Attention {
 }
 
 /// The attention weights of a text, as numbers or as a picture.
-enum Drawn {
+enum Rendering {
     /// The weights of all layers and heads, `(L, H, T, T)`, row after row.
     Weights {
         tokens: Vec<String>,
@@ -138,17 +138,19 @@ pub async fn attention(
     // The weights of each layer, and of all together.
     let memory = app.memory.reserve(2 * 4 * heads * tokens.pow(2), "inputs").await?;
     let reader = model.clone();
-    let title = [Some(inputs.as_str()), pair.as_deref()];
-    let title = title.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    let title = match &pair {
+        None => inputs.clone(),
+        Some(pair) => format!("{inputs} / {pair}"),
+    };
     // A model of the server is an encoder, which has one kind of attention.
     let read =
         move |text: String| Ok(reader.attention().read(&text, pair.as_deref())?.swap_remove(0));
-    let mut read = app.engine.map(model.number(), vec![(tokens, inputs)], read).await?;
-    let attention = read.swap_remove(0);
-    let computed = Computed { model: name, texts: 1, tokens };
-    let drawn = app.tokenizer_pool.run(move || draw(attention, &title, layer, head, format));
-    Ok(match drawn.await?? {
-        Drawn::Weights { tokens, weights, heads } => {
+    let mut results = app.engine.map(model.number(), vec![(tokens, inputs)], read).await?;
+    let attention = results.swap_remove(0);
+    let stats = RequestStats { model: name, texts: 1, tokens };
+    let rendering = app.tokenizer_pool.run(move || draw(attention, &title, layer, head, format));
+    Ok(match rendering.await?? {
+        Rendering::Weights { tokens, weights, heads } => {
             let size = tokens.len();
             let body = Attention { tokens, weights: vec![] };
             let weights = Arc::new(weights);
@@ -161,15 +163,15 @@ pub async fn attention(
                 })
             });
             let layers = nested_elements(layers);
-            object_response(&app.metrics, &body, "weights", layers, memory, computed)
+            object_response(&app.metrics, &body, "weights", layers, memory, stats)
         }
-        Drawn::Picture(html) if format == Format::Html => {
-            counted(&app.metrics, Html(html).into_response(), computed)
+        Rendering::Picture(html) if format == Format::Html => {
+            with_stats(&app.metrics, Html(html).into_response(), stats)
         }
-        Drawn::Picture(svg) => {
+        Rendering::Picture(svg) => {
             let svg_type = HeaderValue::from_static("image/svg+xml");
             let response = ([(header::CONTENT_TYPE, svg_type)], svg).into_response();
-            counted(&app.metrics, response, computed)
+            with_stats(&app.metrics, response, stats)
         }
     })
 }
@@ -182,10 +184,10 @@ async fn count_tokens(
     pair: Option<&str>,
 ) -> Result<usize, Failure> {
     type Inputs = (String, Option<String>);
-    let inputs: Inputs = (text.to_string(), pair.map(str::to_string));
-    let own = model.clone();
+    let inputs: Vec<Inputs> = vec![(text.to_string(), pair.map(str::to_string))];
+    let owned_model = model.clone();
     let count = move |inputs: &[Inputs]| {
-        let tokenizer = own.tokenizer();
+        let tokenizer = owned_model.tokenizer();
         let count = |(text, pair): &Inputs| {
             let tokens = match pair {
                 None => tokenizer.encode(&[text])?,
@@ -195,8 +197,7 @@ async fn count_tokens(
         };
         inputs.iter().map(count).collect()
     };
-    let inputs = Arc::new(vec![inputs]);
-    let counts = pool.tokenize(model.tokenizer(), inputs, 0, text_name, count).await?;
+    let counts = pool.tokenize(model.tokenizer(), Arc::new(inputs), 0, text_name, count).await?;
     Ok(counts[0])
 }
 
@@ -206,16 +207,16 @@ fn draw(
     layer: Option<usize>,
     head: HeadChoice,
     format: Format,
-) -> Result<Drawn, Failure> {
+) -> Result<Rendering, Failure> {
     let invalid = |error: picture::Error| Failure::new(Kind::Invalid, error);
     // This checks `layer` and `head`, also if the response is JSON, which does not use them.
     let chosen = choose(&attention, layer, head).map_err(invalid)?;
     if format == Format::Json {
         let heads = attention.weights.dim(1).map_err(encoder::Error::from)?;
-        let weights = attention.weights.flatten_all().and_then(|weights| weights.to_vec1());
-        let weights = weights.map_err(encoder::Error::from)?;
-        return Ok(Drawn::Weights { tokens: attention.queries, weights, heads });
+        let flat = attention.weights.flatten_all().and_then(|weights| weights.to_vec1());
+        let weights = flat.map_err(encoder::Error::from)?;
+        return Ok(Rendering::Weights { tokens: attention.queries, weights, heads });
     }
     let svg = document(title, &attention, &chosen).map_err(invalid)?;
-    Ok(Drawn::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))
+    Ok(Rendering::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))
 }

@@ -29,10 +29,22 @@ pub fn check_count(limits: &Limits, count: usize, field: &str) -> Result<(), Fai
 /// # Errors
 /// [`Kind::Invalid`] if the field, a number of results, is 0.
 pub fn check_top(field: &str, top: Option<usize>) -> Result<(), Failure> {
-    match top {
-        Some(0) => Err(Failure::invalid(field, format!("{field} is 0: expected at least 1"))),
-        _ => Ok(()),
+    if top == Some(0) {
+        return Err(Failure::invalid(field, format!("{field} is 0: expected at least 1")));
     }
+    Ok(())
+}
+
+/// Checks that the request lacks a field that the server does not implement. `advice` tells the
+/// client what to do instead.
+///
+/// # Errors
+/// [`Kind::Invalid`] if there is a value.
+pub fn check_absent<T>(field: &str, value: Option<T>, advice: &str) -> Result<(), Failure> {
+    if value.is_some() {
+        return Err(Failure::invalid(field, format!("{field} is not supported: {advice}")));
+    }
+    Ok(())
 }
 
 /// Maximum number of values of a response.
@@ -58,17 +70,16 @@ const MAX_UNBATCHED_BYTES: usize = 64 << 10;
 /// # Errors
 /// [`Kind::TooLarge`] for a text of more than [`MAX_UNBATCHED_BYTES`]; the message calls it `name`.
 pub fn check_size(name: &str, text: &str) -> Result<(), Failure> {
-    match text.len() {
-        0..=MAX_UNBATCHED_BYTES => Ok(()),
-        got => {
-            let message = format!("{name} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
-            Err(Failure::new(Kind::TooLarge, message))
-        }
+    let got = text.len();
+    if got > MAX_UNBATCHED_BYTES {
+        let message = format!("{name} has {got} bytes: expected at most {MAX_UNBATCHED_BYTES}");
+        return Err(Failure::new(Kind::TooLarge, message));
     }
+    Ok(())
 }
 
-/// The error for a text that is too long and may not be truncated.
-pub fn too_long(name: &str, got: usize, max: usize) -> Failure {
+/// The failure for a text that is too long and may not be truncated.
+pub fn long_text_failure(name: &str, got: usize, max: usize) -> Failure {
     let message = format!(
         "{name} has {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
          (routes of text-embeddings-inference), or set auto_truncate in the server \

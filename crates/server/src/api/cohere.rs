@@ -10,18 +10,18 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
-    checks::check_top,
+    checks::{check_absent, check_top},
     embedding::Options,
     fields::{optional_choice, optional_object},
     nested::{TextOrObject, list},
-    ranking::{self, DocumentScores, descending, refuse},
+    ranking::{self, DocumentScores, descending},
     replies::{object_response, with_truncated},
 };
 use crate::{
     app::App,
     failure::{CohereFailures, Failure},
     input::Input,
-    responses::Computed,
+    responses::RequestStats,
     sending::elements,
 };
 
@@ -220,7 +220,7 @@ async fn rerank(
             format!("max_chunks_per_doc is {got}: expected 1, because documents are not split");
         return Err(Failure::invalid("max_chunks_per_doc", message));
     }
-    refuse(rank_fields, "rank_fields", "expected documents with one field, text")?;
+    check_absent("rank_fields", rank_fields, "expected documents with one field, text")?;
     check_top("top_n", top_n)?;
     let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
     let documents = Arc::new(documents);
@@ -245,9 +245,9 @@ async fn rerank(
             billed_units: BilledUnits { search_units: 1 },
         },
     };
-    let computed = Computed { model: found.name, texts, tokens };
+    let stats = RequestStats { model: found.name, texts, tokens };
     let results = elements(results);
     let memory = memory.with_body(request.bytes); // the response may contain the documents
-    let response = object_response(&app.metrics, &body, "results", results, memory, computed);
+    let response = object_response(&app.metrics, &body, "results", results, memory, stats);
     Ok(with_truncated(response, truncated))
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::{
-    checks::{check_count, check_response, text_name, too_long},
+    checks::{check_count, check_response, long_text_failure, text_name},
     nested::Nested,
 };
 use crate::{
@@ -225,8 +225,8 @@ fn variant(
     embedder: &Arc<Embedder>,
     options: &Options,
 ) -> Result<(Arc<Embedder>, Option<bool>), Failure> {
-    let truncated = options.dimensions.map(|n| Embedder::clone(embedder).with_dimension(n));
-    let truncated = truncated.transpose()?;
+    let with_dimension = |n| Embedder::clone(embedder).with_dimension(n);
+    let truncated = options.dimensions.map(with_dimension).transpose()?;
     let truncated_is_normalized = truncated.as_ref().is_some_and(Embedder::is_normalized);
     let normalize = match (options.normalize, embedder.is_normalized()) {
         (Some(true), true) => None,
@@ -323,7 +323,7 @@ pub fn sequences(
     if let Some(index) = long {
         let tokens = &tokenized[index].0;
         let max = tokens.input_ids.len();
-        return Err(too_long(&name_of(index), max + tokens.truncated, max));
+        return Err(long_text_failure(&name_of(index), max + tokens.truncated, max));
     }
     Ok(tokenized.into_iter().map(|(tokens, prompt)| Sequence { tokens, prompt }).collect())
 }

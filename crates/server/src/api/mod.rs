@@ -39,7 +39,7 @@ use crate::{
     ApiKeys, Models, api_keys,
     app::App,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError},
-    input::{discard, refuse},
+    input::{discard_body, with_body_discarded},
     responses,
 };
 
@@ -124,7 +124,7 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
     // long response.
     let read_body = from_fn(async |request: Request, next: Next| {
         let (parts, body) = request.into_parts();
-        discard(body).await;
+        discard_body(body).await;
         next.run(Request::from_parts(parts, Body::empty())).await
     });
     let pages = Router::new()
@@ -132,11 +132,13 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
         .route("/docs", get(async || page(&DOCS)))
         .route("/openapi.json", get(document))
         .route_layer(read_body);
-    let refused = |kind, message| {
-        async move |request: Request| refuse(Failure::new(kind, message), request).await
+    let failing = |kind, message| {
+        async move |request: Request| {
+            with_body_discarded(Failure::new(kind, message), request).await
+        }
     };
-    let no_method = refused(Kind::Method, "the route has no such method: see /docs");
-    let no_route = refused(Kind::NoRoute, "the route does not exist: see /docs");
+    let no_method = failing(Kind::Method, "the route has no such method: see /docs");
+    let no_route = failing(Kind::NoRoute, "the route does not exist: see /docs");
     let panicked = |_: Box<dyn std::any::Any + Send>| {
         Failure::new(Kind::Internal, "the request panicked: this is a defect of the server")
             .into_response()

@@ -22,7 +22,7 @@ use crate::{
     failure::{Failure, Kind, OpenAiFailures, json_response},
     input::Input,
     model::Model,
-    responses::Computed,
+    responses::RequestStats,
     sending::elements,
 };
 
@@ -120,10 +120,10 @@ pub async fn embeddings(
         embedding: vector(values),
     });
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-    let computed = Computed { model: found.name.clone(), texts, tokens };
+    let stats = RequestStats { model: found.name.clone(), texts, tokens };
     let body = EmbeddingsResponse { object: "list", data: vec![], model: found.name, usage };
     let response =
-        object_response(&app.metrics, &body, "data", elements(data), embedded.memory, computed);
+        object_response(&app.metrics, &body, "data", elements(data), embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 

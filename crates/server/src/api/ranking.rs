@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     app::App,
-    failure::{Failure, Kind},
+    failure::Failure,
     memory::MemoryReservation,
     registry::{Registry, TaskModel},
     tokenizer_pool::Text,
@@ -88,8 +88,8 @@ pub async fn logits<I: Text>(
     let memory = app.memory.reserve(bytes, field).await?;
     let tokens =
         app.tokenizer_pool.tokenize(tokenizer, texts, extra_bytes, name_of, tokenize).await?;
-    let tokens = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
-    let sequences = sequences(tokens, truncate, name_of)?;
+    let without_prompt = tokens.into_iter().map(|tokens| (tokens, 0)).collect();
+    let sequences = sequences(without_prompt, truncate, name_of)?;
     compute(
         &app.engine,
         found.model.values(found.pipeline.clone(), Arc::default()),
@@ -104,19 +104,4 @@ pub fn descending(scores: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     order
-}
-
-/// Fails if the request has a field that the server does not implement. `advice` tells the client
-/// what to do instead.
-///
-/// # Errors
-/// [`Kind::Invalid`] if `value` is not `None`.
-pub fn refuse<T>(value: Option<T>, field: &str, advice: &str) -> Result<(), Failure> {
-    match value {
-        None => Ok(()),
-        Some(_) => {
-            let message = format!("{field} is not supported: {advice}");
-            Err(Failure::new(Kind::Invalid, message).with_field(field))
-        }
-    }
 }

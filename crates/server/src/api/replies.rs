@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     memory::MemoryReservation,
     metrics::{Metrics, Stage},
-    responses::Computed,
+    responses::RequestStats,
     sending::{Elements, json_list, json_object},
 };
 
@@ -21,10 +21,9 @@ pub fn list_response(
     metrics: &Metrics,
     elements: Elements,
     memory: MemoryReservation,
-    computed: Computed,
+    stats: RequestStats,
 ) -> Response {
-    let start = Instant::now();
-    serialized(metrics, json_list(elements, memory), computed, start)
+    with_stats(metrics, timed(metrics, || json_list(elements, memory)), stats)
 }
 
 /// [`list_response`] for a list that is the field `field` of `object`, where it is empty.
@@ -34,25 +33,27 @@ pub fn object_response(
     field: &str,
     elements: Elements,
     memory: MemoryReservation,
-    computed: Computed,
+    stats: RequestStats,
 ) -> Response {
-    let start = Instant::now();
-    serialized(metrics, json_object(object, field, elements, memory), computed, start)
+    let serialize = || json_object(object, field, elements, memory);
+    with_stats(metrics, timed(metrics, serialize), stats)
 }
 
-/// Observes the time since `start`, and counts the response.
-fn serialized(metrics: &Metrics, json: Response, computed: Computed, start: Instant) -> Response {
+/// Calls `serialize`, and observes how long it takes.
+fn timed(metrics: &Metrics, serialize: impl FnOnce() -> Response) -> Response {
+    let start = Instant::now();
+    let response = serialize();
     metrics.stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
-    counted(metrics, json, computed)
+    response
 }
 
 /// The header of responses with the number of texts that were truncated.
 pub const TRUNCATED_TEXTS: HeaderName = HeaderName::from_static("x-truncated-texts");
 
-/// Adds the number of texts to the metrics, and `computed` to the response, for the log.
-pub fn counted(metrics: &Metrics, mut response: Response, computed: Computed) -> Response {
-    metrics.texts(&computed.model).inc_by(computed.texts as u64);
-    response.extensions_mut().insert(computed);
+/// Adds the number of texts to the metrics, and `stats` to the response, for the log.
+pub fn with_stats(metrics: &Metrics, mut response: Response, stats: RequestStats) -> Response {
+    metrics.texts(&stats.model).inc_by(stats.texts as u64);
+    response.extensions_mut().insert(stats);
     response
 }
 

@@ -15,7 +15,7 @@ use super::{embedding::hidden_size, tei};
 use crate::{
     app::App,
     failure::{Failure, Kind, TeiFailures, json_response},
-    input::Partial,
+    input::PartialInput,
     model::Model,
 };
 
@@ -193,7 +193,7 @@ pub async fn ping(State(app): State<Arc<App>>) -> Result<(), Failure> {
 )]
 pub async fn invocations(
     app: State<Arc<App>>,
-    request: Partial<tei::Fields>,
+    request: PartialInput<tei::RouteFields>,
 ) -> Result<Response, Failure> {
     tei::any(app, request).await
 }

@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 use axum::{extract::State, response::Response, routing::post};
 use encoder::{
-    Parameter, ParameterKind, Params, Pipeline, TaskVisitor, TextResult, TokenizedText, Tokens,
+    Parameter, ParameterKind, Params, Pipeline, TaskVisitor, TextResult, TokenizedText,
     for_each_task,
 };
 use serde::{
@@ -34,7 +34,7 @@ use crate::{
     engine::Sequence,
     failure::{Failure, TeiFailures},
     input::Input,
-    responses::Computed,
+    responses::RequestStats,
     sending::elements,
 };
 
@@ -100,14 +100,19 @@ async fn run<P: Pipeline>(
         texts.iter().enumerate().try_for_each(|(i, text)| check_size(&text_name(i), text))?;
     }
     let texts: Arc<Vec<(usize, String)>> = Arc::new(texts.into_iter().enumerate().collect());
-    let (pipeline, params) = (found.pipeline, Arc::new(params));
+    let pipeline = found.pipeline;
+    let params = Arc::new(params);
     let tokenizer = pipeline.tokenizer();
     // The texts may be tokenized twice, because the memory for their windows is known only after
     // their tokens are counted.
-    let own = (pipeline.clone(), params.clone());
-    let size = move |texts: &[(usize, String)]| {
-        let size = |(index, text): &(usize, String)| named(*index, own.0.size(text, &own.1));
-        texts.iter().map(size).collect()
+    let size = {
+        let (pipeline, params) = (pipeline.clone(), params.clone());
+        move |texts: &[(usize, String)]| {
+            let size_of_text = |(index, text): &(usize, String)| {
+                with_text_name(*index, pipeline.size(text, &params))
+            };
+            texts.iter().map(size_of_text).collect()
+        }
     };
     let sizes =
         app.tokenizer_pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, size).await?;
@@ -118,20 +123,19 @@ async fn run<P: Pipeline>(
     let tokenize = move |texts: &[(usize, String)]| {
         let inputs: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
         let tokenized = own.0.tokenize_all(&inputs, &own.1).into_iter().zip(texts);
-        tokenized.map(|(text, (index, _))| named(*index, text)).collect()
+        tokenized.map(|(text, (index, _))| with_text_name(*index, text)).collect()
     };
     let tokenized =
         app.tokenizer_pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, tokenize);
     let tokenized: Vec<TokenizedText<P::Context>> = tokenized.await?;
 
-    let mut sequences: Vec<Tokens> = vec![];
-    let split = |TokenizedText { sequences: own, context }| {
-        let count = own.len();
-        sequences.extend(own);
-        (count, context)
+    let mut sequences: Vec<Sequence> = vec![];
+    let split = |text: TokenizedText<P::Context>| {
+        let count = text.sequences.len();
+        sequences.extend(text.sequences.into_iter().map(|tokens| Sequence { tokens, prompt: 0 }));
+        (count, text.context)
     };
     let contexts: Vec<(usize, P::Context)> = tokenized.into_iter().map(split).collect();
-    let sequences = sequences.into_iter().map(|tokens| Sequence { tokens, prompt: 0 }).collect();
     let target = found.model.values(pipeline.clone(), params.clone());
     let Outputs { values, tokens, truncated, memory } =
         compute(&app.engine, target, sequences, memory).await?;
@@ -139,21 +143,22 @@ async fn run<P: Pipeline>(
         let mut values = values.into_iter();
         let texts = Arc::unwrap_or_clone(texts).into_iter();
         let finish = |((index, text), (count, context)): ((usize, String), (usize, _))| {
-            let own = values.by_ref().take(count).collect();
-            let result = named(index, pipeline.finish(&text, context, own, &params))?;
+            let values_of_text = values.by_ref().take(count).collect();
+            let finished = pipeline.finish(&text, context, values_of_text, &params);
+            let result = with_text_name(index, finished)?;
             Ok(TextResult { text, result })
         };
         (texts.zip(contexts).map(finish).collect::<Result<Vec<_>, Failure>>(), memory)
     });
     let (all, memory) = finished.await?;
     let all = all?;
-    let computed = Computed { model: found.name, texts: all.len(), tokens };
-    let response = list_response(&app.metrics, elements(all.into_iter()), memory, computed);
+    let stats = RequestStats { model: found.name, texts: all.len(), tokens };
+    let response = list_response(&app.metrics, elements(all.into_iter()), memory, stats);
     Ok(with_truncated(response, truncated))
 }
 
 /// A result for the text at an index. The message of a failure names the text.
-fn named<T>(index: usize, result: encoder::Result<T>) -> Result<T, Failure> {
+fn with_text_name<T>(index: usize, result: encoder::Result<T>) -> Result<T, Failure> {
     result.map_err(|error| Failure::from(error).with_name(&text_name(index)))
 }
 
@@ -173,7 +178,8 @@ impl<'de, P: Pipeline> Visitor<'de> for RequestVisitor<P> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Request<P>, M::Error> {
-        let (mut model, mut inputs) = (None, None);
+        let mut model = None;
+        let mut inputs = None;
         let mut values = Map::new();
         while let Some(name) = map.next_key::<String>()? {
             let parameter = P::Params::PARAMETERS.iter().find(|known| known.name == name);

@@ -28,9 +28,9 @@ use super::{
 use crate::{
     app::App,
     failure::{Failure, Kind, TeiFailures},
-    input::{FieldType, Input, Partial},
+    input::{FieldType, Input, PartialInput},
     model::{EMBEDDING, Task},
-    responses::Computed,
+    responses::RequestStats,
     sending::{elements, nested_elements},
 };
 
@@ -103,9 +103,9 @@ pub async fn embed(
     };
     let embedded = embedding::vectors(&app, &found, inputs, options).await?;
     let texts = embedded.values.len();
-    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
     let vectors = elements(embedded.values.into_iter());
-    let response = list_response(&app.metrics, vectors, embedded.memory, computed);
+    let response = list_response(&app.metrics, vectors, embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -148,12 +148,12 @@ pub async fn embed_all(
     let embedded = embedding::states(&app, &found, inputs, options).await?;
     let width = embedding::hidden_size(&found.model);
     let texts = embedded.values.len();
-    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
     let rows = embedded.values.into_iter().map(move |states| {
         let rows = 0..states.len() / width;
         rows.map(move |i| states[i * width..(i + 1) * width].to_vec())
     });
-    let response = list_response(&app.metrics, nested_elements(rows), embedded.memory, computed);
+    let response = list_response(&app.metrics, nested_elements(rows), embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -319,16 +319,16 @@ pub async fn predict(
     };
     let classifier = found.pipeline;
     let count = top_k.unwrap_or(usize::MAX);
-    let of_text = move |scores: Vec<f32>| -> Vec<Prediction> {
+    let predictions_of_text = move |scores: Vec<f32>| -> Vec<Prediction> {
         let labels = classifier.labels().names();
         let prediction = |i: usize| Prediction { score: scores[i], label: labels[i].clone() };
         descending(&scores).into_iter().take(count).map(prediction).collect()
     };
-    let computed = Computed { model: found.name, texts, tokens };
-    let mut all = scores.into_iter().map(of_text);
+    let stats = RequestStats { model: found.name, texts, tokens };
+    let mut all = scores.into_iter().map(predictions_of_text);
     let predictions =
         if is_one { elements(all.next().into_iter().flatten()) } else { elements(all) };
-    let response = list_response(&app.metrics, predictions, memory, computed);
+    let response = list_response(&app.metrics, predictions, memory, stats);
     Ok(with_truncated(response, truncated))
 }
 
@@ -343,16 +343,16 @@ fn tokenize_mixed(classifier: &TextClassifier, pairs: &[Pair]) -> Result<Vec<Tok
         .iter()
         .filter_map(|(first, second)| Some((first.as_str(), second.as_deref()?)))
         .collect();
-    let mut of_texts = classifier.tokenize_texts(&texts)?.into_iter();
+    let mut text_tokens = classifier.tokenize_texts(&texts)?.into_iter();
     // A model with a chat template refuses pairs, even an empty list.
-    let mut of_pairs = if pairs_only.is_empty() {
+    let mut pair_tokens = if pairs_only.is_empty() {
         vec![].into_iter()
     } else {
         classifier.tokenize_text_pairs(&pairs_only)?.into_iter()
     };
     let next = |(_, second): &Pair| match second {
-        None => of_texts.next(),
-        Some(_) => of_pairs.next(),
+        None => text_tokens.next(),
+        Some(_) => pair_tokens.next(),
     };
     Ok(pairs.iter().filter_map(next).collect())
 }
@@ -424,7 +424,8 @@ pub async fn rerank(
     let found = ranking::find_ranker(&app.registry, model.as_deref())?;
     let texts = Arc::new(texts);
     let returned = (return_text == Some(true)).then(|| texts.clone());
-    let (count, raw) = (texts.len(), raw_scores == Some(true));
+    let count = texts.len();
+    let raw = raw_scores == Some(true);
     let truncate = truncate.unwrap_or(true);
     let options = Options { truncate, truncation_direction, ..Options::new("texts") };
     let scored = ranking::score_documents(&app, &found, query, texts, options, raw).await?;
@@ -434,9 +435,9 @@ pub async fn rerank(
         let text = returned.as_ref().map(|all| all[index].clone());
         Rank { index, score: scores[index], text }
     });
-    let computed = Computed { model: found.name, texts: count, tokens };
+    let stats = RequestStats { model: found.name, texts: count, tokens };
     let memory = memory.with_body(request.bytes); // the response may contain the texts
-    let response = list_response(&app.metrics, elements(ranks), memory, computed);
+    let response = list_response(&app.metrics, elements(ranks), memory, stats);
     Ok(with_truncated(response, truncated))
 }
 
@@ -521,9 +522,9 @@ pub async fn similarity(
         [] => vec![],
     };
     let texts = embedded.values.len();
-    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
     let cosines = elements(cosines.into_iter());
-    let response = list_response(&app.metrics, cosines, embedded.memory, computed);
+    let response = list_response(&app.metrics, cosines, embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -613,9 +614,9 @@ pub async fn tokenize(
     let pool = &app.tokenizer_pool;
     let all = pool.tokenize(model.tokenizer(), texts, prompt_length, text_name, split).await?;
     let tokens = all.iter().map(|text| text.tokens.len()).sum();
-    let computed = Computed { model: name, texts: count, tokens };
+    let stats = RequestStats { model: name, texts: count, tokens };
     let lists = nested_elements(all.into_iter().map(SplitText::into_tokens));
-    Ok(list_response(&app.metrics, lists, memory.with_body(request.bytes), computed))
+    Ok(list_response(&app.metrics, lists, memory.with_body(request.bytes), stats))
 }
 
 /// Number of bytes of a long token, such as a row of dashes.
@@ -769,13 +770,13 @@ pub async fn decode(
     };
     let pool = &app.tokenizer_pool;
     let texts = pool.tokenize(model.tokenizer(), Arc::new(lists), 0, text_name, decode).await?;
-    let computed = Computed { model: name, texts: texts.len(), tokens };
-    Ok(list_response(&app.metrics, elements(texts.into_iter()), memory, computed))
+    let stats = RequestStats { model: name, texts: texts.len(), tokens };
+    Ok(list_response(&app.metrics, elements(texts.into_iter()), memory, stats))
 }
 
 /// The fields that choose the route of a request to `POST /`.
 #[derive(Deserialize)]
-pub struct Fields {
+pub struct RouteFields {
     #[serde(default)]
     model: Option<String>,
     #[serde(default)]
@@ -798,12 +799,13 @@ pub struct Fields {
 )]
 pub async fn any(
     State(app): State<Arc<App>>,
-    request: Partial<Fields>,
+    request: PartialInput<RouteFields>,
 ) -> Result<Response, Failure> {
-    let Fields { model, inputs, query } = &request.fields;
+    let RouteFields { model, inputs, query } = &request.fields;
     // As for every optional field, an empty name is no name.
     let (name, model) = app.registry.get(model.as_deref().filter(|name| !name.is_empty()))?;
-    let (has_object, has_query) = (*inputs == FieldType::Object, *query != FieldType::Null);
+    let has_object = *inputs == FieldType::Object;
+    let has_query = *query != FieldType::Null;
     // Without the field `model`, the route that is called would choose its own default model.
     let own_name = Some(name.clone());
     match model.task_name() {
