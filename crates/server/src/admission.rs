@@ -14,18 +14,6 @@ pub struct Admission {
     engine: Arc<Engine>,
 }
 
-/// The place for the permit of a request. The middleware puts an empty slot into the extensions of
-/// the request; the slot is filled when the body has arrived. The middleware keeps the slot until
-/// the handler returns, or until a large response is sent.
-#[derive(Clone, Debug, Default)]
-pub struct PermitSlot(Arc<OnceLock<OwnedSemaphorePermit>>);
-
-impl PermitSlot {
-    pub fn fill(&self, permit: OwnedSemaphorePermit) {
-        self.0.set(permit).ok(); // a request has one permit
-    }
-}
-
 impl Admission {
     pub fn new(max_requests: usize, engine: Arc<Engine>) -> Self {
         let permits = Arc::new(Semaphore::new(max_requests.min(Semaphore::MAX_PERMITS)));
@@ -47,5 +35,17 @@ impl Admission {
     /// The failure of a request that is refused before its tokens are known.
     pub fn overload_failure(&self, reason: &str) -> Failure {
         Failure::overloaded(format!("{reason}: try again later"), self.engine.retry_after())
+    }
+}
+
+/// The place for the permit of a request. The middleware puts an empty slot into the extensions of
+/// the request; the slot is filled when the body has arrived. The middleware keeps the slot until
+/// the handler returns, or until a large response is sent.
+#[derive(Clone, Debug, Default)]
+pub struct PermitSlot(Arc<OnceLock<OwnedSemaphorePermit>>);
+
+impl PermitSlot {
+    pub fn fill(&self, permit: OwnedSemaphorePermit) {
+        self.0.set(permit).ok(); // a request has one permit
     }
 }

@@ -224,7 +224,7 @@ impl AcceptedConnection<'_> {
                         tracing::debug!(%error, "connection ended");
                     }
                 }
-                () = connection.evicted() => tracing::debug!("idle connection closed"),
+                () = connection.wait_for_eviction() => tracing::debug!("idle connection closed"),
             }
         });
     }
