@@ -322,19 +322,19 @@ fn check_json(body: &[u8]) -> Result<(), Failure> {
         },
         Err(error) => (error.path().to_string(), error.into_inner()),
     };
-    let message = error.to_string();
+    let problem = error.to_string();
     // The grammar of JSON allows both.
-    let message = if message.contains("hex escape") && is_json(body) {
+    let message = if problem.contains("hex escape") && is_json(body) {
         format!(
             "{} is not Unicode: expected surrogates in pairs, got a lone surrogate, such as \\ud800; \
              replace it by U+FFFD, in Python with text.encode(\"utf-16\", \
              \"surrogatepass\").decode(\"utf-16\", \"replace\")",
             name_of(&path)
         )
-    } else if message.contains("number out of range") && is_json(body) {
+    } else if problem.contains("number out of range") && is_json(body) {
         format!("{} is out of range: expected a number of at most 1.8e308", name_of(&path))
     } else {
-        return Err(Failure::new(Kind::Invalid, format!("the body is not valid JSON: {message}")));
+        return Err(Failure::new(Kind::Invalid, format!("the body is not valid JSON: {problem}")));
     };
     Err(with_path(Failure::new(Kind::Invalid, message), &path))
 }

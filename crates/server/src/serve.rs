@@ -210,12 +210,12 @@ impl AcceptedConnection<'_> {
                 Ok::<_, Infallible>(Response::from_parts(parts, body))
             }
         });
-        let served = http1::Builder::new()
+        let connection_future = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.header_timeout)
             .max_buf_size(MAX_HEADER)
             .serve_connection(TokioIo::new(stream), call);
-        let served = self.graceful.watch(served);
+        let served = self.graceful.watch(connection_future);
         tokio::spawn(async move {
             tokio::select! {
                 biased; // a request that has arrived is served

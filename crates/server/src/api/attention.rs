@@ -162,8 +162,8 @@ pub async fn attention(
                     matrix.chunks(size).map(<[f32]>::to_vec).collect::<Vec<_>>()
                 })
             });
-            let layers = nested_elements(layers);
-            object_response(&app.metrics, &body, "weights", layers, memory, stats)
+            let elements = nested_elements(layers);
+            object_response(&app.metrics, &body, "weights", elements, memory, stats)
         }
         Rendering::Picture(html) if format == Format::Html => {
             with_stats(&app.metrics, Html(html).into_response(), stats)

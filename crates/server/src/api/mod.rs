@@ -114,10 +114,10 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
     for (name, schema) in document.components.iter_mut().flat_map(|all| &mut all.schemas) {
         set_min_items(name, schema);
     }
-    let document = document.to_json().expect("all keys of the document's maps are strings");
-    let document = move || {
+    let document_json = document.to_json().expect("all keys of the document's maps are strings");
+    let document_route = move || {
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-        let response = (json, document.clone());
+        let response = (json, document_json.clone());
         async { response }
     };
     // If a body were not read, hyper would close the connection, and a client could lose a part of a
@@ -130,7 +130,7 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
     let pages = Router::new()
         .route("/", get(async || page(&INDEX)))
         .route("/docs", get(async || page(&DOCS)))
-        .route("/openapi.json", get(document))
+        .route("/openapi.json", get(document_route))
         .route_layer(read_body);
     let failing = |kind, message| {
         async move |request: Request| {

@@ -103,6 +103,7 @@ async fn run<P: Pipeline>(
     let pipeline = found.pipeline;
     let params = Arc::new(params);
     let tokenizer = pipeline.tokenizer();
+    let pool = &app.tokenizer_pool;
     // The texts may be tokenized twice, because the memory for their windows is known only after
     // their tokens are counted.
     let size = {
@@ -114,20 +115,20 @@ async fn run<P: Pipeline>(
             texts.iter().map(size_of_text).collect()
         }
     };
-    let sizes =
-        app.tokenizer_pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, size).await?;
+    let sizes = pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, size).await?;
     check_response(sizes.iter().map(|size| size.values).sum(), "inputs")?;
     let bytes = sizes.iter().map(|size| size.bytes).sum();
     let memory = app.memory.reserve(bytes, "inputs").await?.with_body(request.bytes);
-    let own = (pipeline.clone(), params.clone());
-    let tokenize = move |texts: &[(usize, String)]| {
-        let inputs: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
-        let tokenized = own.0.tokenize_all(&inputs, &own.1).into_iter().zip(texts);
-        tokenized.map(|(text, (index, _))| with_text_name(*index, text)).collect()
+    let tokenize = {
+        let (pipeline, params) = (pipeline.clone(), params.clone());
+        move |texts: &[(usize, String)]| {
+            let inputs: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
+            let results = pipeline.tokenize_all(&inputs, &params).into_iter();
+            results.zip(texts).map(|(result, (index, _))| with_text_name(*index, result)).collect()
+        }
     };
-    let tokenized =
-        app.tokenizer_pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, tokenize);
-    let tokenized: Vec<TokenizedText<P::Context>> = tokenized.await?;
+    let tokenized: Vec<TokenizedText<P::Context>> =
+        pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, tokenize).await?;
 
     let mut sequences: Vec<Sequence> = vec![];
     let split = |text: TokenizedText<P::Context>| {
@@ -139,21 +140,20 @@ async fn run<P: Pipeline>(
     let target = found.model.values(pipeline.clone(), params.clone());
     let Outputs { values, tokens, truncated, memory } =
         compute(&app.engine, target, sequences, memory).await?;
-    let finished = app.tokenizer_pool.run(move || {
+    let finish = move || {
         let mut values = values.into_iter();
         let texts = Arc::unwrap_or_clone(texts).into_iter();
-        let finish = |((index, text), (count, context)): ((usize, String), (usize, _))| {
+        let finish_text = |((index, text), (count, context)): ((usize, String), (usize, _))| {
             let values_of_text = values.by_ref().take(count).collect();
-            let finished = pipeline.finish(&text, context, values_of_text, &params);
-            let result = with_text_name(index, finished)?;
-            Ok(TextResult { text, result })
+            let result = pipeline.finish(&text, context, values_of_text, &params);
+            Ok(TextResult { result: with_text_name(index, result)?, text })
         };
-        (texts.zip(contexts).map(finish).collect::<Result<Vec<_>, Failure>>(), memory)
-    });
-    let (all, memory) = finished.await?;
-    let all = all?;
-    let stats = RequestStats { model: found.name, texts: all.len(), tokens };
-    let response = list_response(&app.metrics, elements(all.into_iter()), memory, stats);
+        let results: Result<Vec<_>, Failure> = texts.zip(contexts).map(finish_text).collect();
+        Ok::<_, Failure>((results?, memory))
+    };
+    let (results, memory) = pool.run(finish).await??;
+    let stats = RequestStats { model: found.name, texts: results.len(), tokens };
+    let response = list_response(&app.metrics, elements(results.into_iter()), memory, stats);
     Ok(with_truncated(response, truncated))
 }
 
@@ -271,11 +271,11 @@ fn route<P: Pipeline>() -> UtoipaMethodRouter<Arc<App>> {
     let body = ContentBuilder::new()
         .schema(Some(Ref::from_schema_name(request_name::<P>())))
         .example(Some(example));
-    let body = RequestBodyBuilder::new().content("application/json", body.build());
+    let request = RequestBodyBuilder::new().content("application/json", body.build());
     let list = ArrayBuilder::new().items(Ref::from_schema_name(Output::<P>::name()));
-    let list = ContentBuilder::new().schema(Some(list)).build();
-    let response =
-        ResponseBuilder::new().description("the response").content("application/json", list);
+    let response = ResponseBuilder::new()
+        .description("the response")
+        .content("application/json", ContentBuilder::new().schema(Some(list)).build());
     let responses = ResponsesBuilder::new()
         .responses_from_into_responses::<TeiFailures>()
         .response("200", response);
@@ -284,7 +284,7 @@ fn route<P: Pipeline>() -> UtoipaMethodRouter<Arc<App>> {
         .tag("Tasks")
         .summary(Some(format!("{}, as `encodle {}`", P::ABOUT, P::COMMAND)))
         .operation_id(Some(route.clone()))
-        .request_body(Some(body.required(Some(Required::True)).build()))
+        .request_body(Some(request.required(Some(Required::True)).build()))
         .responses(responses.build());
     let paths = PathsBuilder::new()
         .path(format!("/{route}"), PathItem::new(HttpMethod::Post, operation.build()));
@@ -297,24 +297,23 @@ fn request_name<P: Pipeline>() -> String {
 }
 
 fn request_schema<P: Pipeline>() -> RefOr<Schema> {
-    let model = format!("Name of the model [default: the first model for {}]", P::TASK);
+    let help = format!("Name of the model [default: the first model for {}]", P::TASK);
     let or_null = |kind: Type| -> SchemaType { [kind, Type::Null].into_iter().collect() };
-    let model = ObjectBuilder::new().schema_type(or_null(Type::String)).description(Some(model));
+    let model = ObjectBuilder::new().schema_type(or_null(Type::String)).description(Some(help));
     let mut object = ObjectBuilder::new()
         .property("model", model)
         .property("inputs", Ref::from_schema_name(Texts::name()))
         .required("inputs");
     for parameter in P::Params::PARAMETERS {
-        let value = ObjectBuilder::new();
         let value = match parameter.kind {
-            ParameterKind::Text => value.schema_type(Type::String),
-            ParameterKind::Count { .. } => {
-                let value = value.schema_type(or_null(Type::Integer));
-                value.minimum(Some(1)).maximum(Some(MAX_COUNT))
-            }
+            ParameterKind::Text => ObjectBuilder::new().schema_type(Type::String),
+            ParameterKind::Count { .. } => ObjectBuilder::new()
+                .schema_type(or_null(Type::Integer))
+                .minimum(Some(1))
+                .maximum(Some(MAX_COUNT)),
             ParameterKind::Choice { values, .. } => {
                 let names = values().into_iter().map(|(name, _)| Value::from(name));
-                value
+                ObjectBuilder::new()
                     .schema_type(or_null(Type::String))
                     .enum_values(Some(names.chain([Value::Null])))
             }

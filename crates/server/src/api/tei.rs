@@ -149,11 +149,11 @@ pub async fn embed_all(
     let width = embedding::hidden_size(&found.model);
     let texts = embedded.values.len();
     let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
-    let rows = embedded.values.into_iter().map(move |states| {
+    let lists = embedded.values.into_iter().map(move |states| {
         let rows = 0..states.len() / width;
         rows.map(move |i| states[i * width..(i + 1) * width].to_vec())
     });
-    let response = list_response(&app.metrics, nested_elements(rows), embedded.memory, stats);
+    let response = list_response(&app.metrics, nested_elements(lists), embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -593,9 +593,9 @@ pub async fn tokenize(
     let owned_model = model.clone();
     let split = move |texts: &[String]| {
         let split_text = |text: &String| {
-            let text = format!("{prompt}{text}");
-            let text = SplitText::new(owned_model.tokenizer(), text, special)?;
-            let count = text.tokens.len();
+            let with_prompt = format!("{prompt}{text}");
+            let split = SplitText::new(owned_model.tokenizer(), with_prompt, special)?;
+            let count = split.tokens.len();
             if total.fetch_add(count, Ordering::Relaxed) + count > MAX_TOKENS {
                 let message = format!(
                     "the response would have more than {MAX_TOKENS} tokens: send fewer or \
@@ -603,7 +603,7 @@ pub async fn tokenize(
                 );
                 Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
             } else {
-                Ok(text)
+                Ok(split)
             }
         };
         texts.iter().map(split_text).collect::<Result<Vec<_>, _>>()
