@@ -637,8 +637,9 @@ class TestErrors:
         server = serve("--max-requests", "1", "--batch-delay", "3000")
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(server.post, "/embed", {"inputs": "a"})
-            in_progress = lambda: "encodle_requests_in_progress 2" in server.get("/metrics").text
-            wait_until(in_progress, 5, "the requests for /embed and /metrics are in progress")
+            # A request counts after its body has arrived.
+            is_queued = lambda: "encodle_queue_requests 1\n" in server.get("/metrics").text
+            wait_until(is_queued, 5, "the request for /embed is in the queue")
             for path, body, interface in [
                 ("/v1/embeddings", {"model": MINILM, "input": "a"}, "openai"),
                 ("/embed", {"inputs": "a"}, "tei"),
