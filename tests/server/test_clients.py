@@ -17,7 +17,7 @@ import openai
 import pytest
 import tiktoken
 from conftest import (
-    ENCODLE, KEYS, MINILM, MODELS, ROOT, assert_error, assert_same_bits, assert_same_json,
+    ENCODLE, KEYS, MINILM, MODELS, ROOT, assert_same_bits, assert_same_json,
     encodle, encodle_embed, f32, shorten,
 )
 from huggingface_hub import InferenceClient

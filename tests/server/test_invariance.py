@@ -50,11 +50,6 @@ def check_under_load(server, vectors, rounds):
 
 
 @pytest.mark.slow
-def test_a_text_has_the_same_vector_under_load(server, alone):
-    check_under_load(server, alone, rounds=12)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
 def test_vectors_in_int8_and_bf16_are_the_same_under_load(serve, dtype):
     vectors = encodle_embed(TEXTS, "--dtype", dtype)

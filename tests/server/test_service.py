@@ -14,11 +14,6 @@ from conftest import (
 LETTERS = ["a bad cab", "a bead"]
 
 
-def test_live_and_health(server):
-    assert server.get("/live").status_code == 200
-    assert server.get("/health").status_code == 200
-
-
 def test_the_routes_of_sagemaker(server, models, keyed):
     assert server.get("/ping").status_code == 200
     body = {"inputs": ["A man is eating food."]}
@@ -26,12 +21,6 @@ def test_the_routes_of_sagemaker(server, models, keyed):
     ranked = {"model": "ranker", "query": "a", "texts": ["b", "c"]}
     assert models.json("/invocations", ranked) == models.json("/rerank", ranked)
     assert keyed.post("/invocations", body).status_code == 401
-
-
-def test_health_needs_no_key(keyed):
-    for path in ("/live", "/health", "/ping"):
-        response = keyed.get(path)
-        assert response.status_code == 200, f"{path}: {describe(response)}"
 
 
 def test_pages(server):
@@ -188,7 +177,6 @@ def test_json_log(serve):
     (["--no-such-option"], 2, "--no-such-option"),
     (["--max-requests", "x"], 2, "max-requests"),
     (["--model", "no/such/folder/here"], 1, "no/such/folder/here"),
-    (["--dtype", "nope=int8"], 2, "nope"),
     (["--model", f"a={MODELS['tagger']}", "--model", f"a={MODELS['answer']}"], 2,
      'two models have the name "a"'),
     (["--api-key-file", "/no/such/file"], 1, "/no/such/file"),
@@ -248,20 +236,6 @@ def test_a_port_in_use_is_an_error(server):
     run = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
     assert run.returncode == 1
     assert str(server.port) in run.stderr
-
-
-def test_a_file_without_keys_is_refused(tmp_path):
-    file = tmp_path / "keys"
-    file.write_text("\n")
-    command = [ENCODLE, "serve", "--port", "0", "--api-key-file", str(file)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert process.wait(20) != 0, "started without keys although --api-key-file was given"
-    except subprocess.TimeoutExpired:
-        pytest.fail("started without keys although --api-key-file was given")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_request_within_the_batch_delay_joins_the_batch(serve):

@@ -16,7 +16,7 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
     failure::{Failure, Kind},
-    input::refuse,
+    input::with_body_discarded,
 };
 
 /// The paths that need no key: they reveal neither texts nor results.
@@ -37,10 +37,9 @@ impl ApiKeys {
     /// Trims the keys and keeps only their hashes. Blank keys are left out. Without keys, every
     /// request is accepted.
     pub fn new<S: AsRef<str>>(keys: impl IntoIterator<Item = S>) -> Self {
-        let keys = keys.into_iter();
-        let hashes = keys.filter_map(|key| {
-            let key = key.as_ref().trim();
-            (!key.is_empty()).then(|| hash(key.as_bytes()))
+        let hashes = keys.into_iter().filter_map(|key| {
+            let trimmed = key.as_ref().trim();
+            (!trimmed.is_empty()).then(|| hash(trimmed.as_bytes()))
         });
         Self(Arc::new(RwLock::new(Arc::new(hashes.collect()))))
     }
@@ -63,7 +62,8 @@ impl ApiKeys {
     /// Whether one of the keys is `key`. The time does not depend on the keys: hashes have equal
     /// lengths, and all of them are compared.
     fn accept(&self, key: &[u8]) -> bool {
-        let (given, hashes) = (hash(key), self.hashes());
+        let given = hash(key);
+        let hashes = self.hashes();
         let matches = hashes.iter().map(|known| known.ct_eq(&given));
         matches.fold(Choice::from(0), |any, one| any | one).into()
     }
@@ -95,7 +95,8 @@ pub async fn middleware(State(keys): State<ApiKeys>, request: Request, next: Nex
         Some(None) => "the header Authorization is invalid: expected Bearer KEY",
         None => "the API key is missing: expected the header Authorization: Bearer KEY",
     };
-    refuse(Failure::new(Kind::Unauthorized, message), request).await.into_response()
+    let failure = Failure::new(Kind::Unauthorized, message);
+    with_body_discarded(failure, request).await.into_response()
 }
 
 #[cfg(test)]

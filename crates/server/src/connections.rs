@@ -191,7 +191,7 @@ impl Connection {
     }
 
     /// Waits until the connection must close because it is idle.
-    pub async fn evicted(&self) {
+    pub async fn wait_for_eviction(&self) {
         loop {
             self.close.notified().await;
             let idle = self.lock().idle;
@@ -209,7 +209,7 @@ impl Connection {
     }
 
     /// Records the result of a write.
-    fn wrote(&self, result: &Poll<io::Result<usize>>) {
+    fn record_write(&self, result: &Poll<io::Result<usize>>) {
         self.update(|activity| activity.is_blocked = result.is_pending());
         if let Poll::Ready(Err(error)) = result
             && error.kind() == io::ErrorKind::TimedOut
@@ -310,7 +310,7 @@ impl AsyncWrite for Stream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let result = self.stream.as_mut().poll_write(context, bytes);
-        self.connection.wrote(&result);
+        self.connection.record_write(&result);
         result
     }
 
@@ -320,7 +320,7 @@ impl AsyncWrite for Stream {
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = self.stream.as_mut().poll_write_vectored(context, parts);
-        self.connection.wrote(&result);
+        self.connection.record_write(&result);
         result
     }
 
@@ -354,7 +354,7 @@ mod tests {
 
     /// Closes the connection when the server asks for this.
     async fn close(connection: Arc<Connection>) {
-        connection.evicted().await;
+        connection.wait_for_eviction().await;
     }
 
     #[tokio::test]
@@ -365,11 +365,11 @@ mod tests {
         let busy = c.begin_request();
         let (d, ()) = tokio::join!(all.admit(), close(b));
         assert_eq!(all.open.get(), 3);
-        assert!(is_pending(a.evicted()).await, "one place was needed");
+        assert!(is_pending(a.wait_for_eviction()).await, "one place was needed");
         let ((e, f), (), ()) =
             tokio::join!(async { (all.admit().await, all.admit().await) }, close(a), close(d));
         let _busy = [e.begin_request(), f.begin_request()];
-        assert!(is_pending(all.admit()).await && is_pending(c.evicted()).await);
+        assert!(is_pending(all.admit()).await && is_pending(c.wait_for_eviction()).await);
         drop(busy);
         tokio::join!(all.admit(), close(c));
     }
@@ -391,7 +391,7 @@ mod tests {
         assert!(all.close_idle().is_none() && all.lock().closing.is_some());
         drop(a.begin_request());
         assert!(all.lock().closing.is_none());
-        assert!(is_pending(a.evicted()).await);
+        assert!(is_pending(a.wait_for_eviction()).await);
         tokio::join!(all.admit(), close(b));
     }
 
@@ -399,9 +399,9 @@ mod tests {
     async fn a_connection_whose_client_does_not_read_is_not_idle() {
         let all = connections(1);
         let a = all.admit().await;
-        a.wrote(&Poll::Pending);
+        a.record_write(&Poll::Pending);
         assert!(is_pending(all.admit()).await);
-        a.wrote(&Poll::Ready(Ok(1)));
+        a.record_write(&Poll::Ready(Ok(1)));
         tokio::join!(all.admit(), close(a));
     }
 }

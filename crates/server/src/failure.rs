@@ -31,7 +31,7 @@ pub enum Interface {
 
 impl Interface {
     /// The interface of a path.
-    pub fn of_path(path: &str) -> Self {
+    pub fn from_path(path: &str) -> Self {
         match path {
             "/v1/rerank" | "/v2/rerank" => Self::Cohere,
             _ if path.starts_with("/v1/") => Self::OpenAi,
@@ -403,21 +403,21 @@ fn responses(interface: Interface, schema: &str) -> BTreeMap<String, RefOr<Docum
         (Kind::TransferCoding, "the body has another transfer coding than chunked"),
         (Kind::Unavailable, "the models are not loaded yet, or the server is shutting down"),
     ];
-    let of_tei = [
+    let tei_kinds = [
         (
             Kind::Field,
             "a field is missing or unknown, or has the wrong type, or a text cannot be tokenized",
         ),
         (Kind::Backend, "the model cannot do this task, or the computation failed"),
     ];
-    let of_tei = of_tei.into_iter().filter(|_| interface == Interface::Tei);
+    let more_kinds = tei_kinds.into_iter().filter(|_| interface == Interface::Tei);
     let response = |(kind, description): (Kind, &str)| {
         let content = Content::new(Some(Ref::from_schema_name(schema)));
-        let response = ResponseBuilder::new().description(description);
-        let response = response.content("application/json", content).build();
-        (kind.status(interface).as_str().to_string(), response.into())
+        let response =
+            ResponseBuilder::new().description(description).content("application/json", content);
+        (kind.status(interface).as_str().to_string(), response.build().into())
     };
-    kinds.into_iter().chain(of_tei).map(response).collect()
+    kinds.into_iter().chain(more_kinds).map(response).collect()
 }
 
 #[cfg(test)]

@@ -75,14 +75,15 @@ mod tests {
 
     #[test]
     fn chunked_is_the_only_transfer_coding() {
-        let of = |codings: &[&'static str]| {
-            let codings = codings.iter().map(|coding| ("transfer-encoding", *coding));
-            let headers: Vec<_> = [("host", "a")].into_iter().chain(codings).collect();
+        let kind_of_codings = |codings: &[&'static str]| {
+            let mut headers = vec![("host", "a")];
+            headers.extend(codings.iter().map(|coding| ("transfer-encoding", *coding)));
             kind(Version::HTTP_11, &headers)
         };
-        assert_eq!((of(&["chunked"]), of(&["Chunked"])), (None, None));
+        assert_eq!(kind_of_codings(&["chunked"]), None);
+        assert_eq!(kind_of_codings(&["Chunked"]), None);
         for codings in [&["gzip, chunked"][..], &["gzip", "chunked"], &["chunked", "chunked"]] {
-            assert_eq!(of(codings), Some(Kind::TransferCoding), "{codings:?}");
+            assert_eq!(kind_of_codings(codings), Some(Kind::TransferCoding), "{codings:?}");
         }
     }
 }

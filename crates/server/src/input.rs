@@ -1,10 +1,6 @@
 //! The JSON bodies of requests.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -19,16 +15,16 @@ use serde::{
 use serde_json::value::RawValue;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::OwnedSemaphorePermit,
     task::block_in_place,
     time::timeout,
 };
 
 use crate::{
-    Models,
+    admission::PermitSlot,
     api::fields::Object,
+    app::App,
     failure::{Failure, Kind},
-    memory::Reserved,
+    memory::BodyReservation,
 };
 
 /// The time for reading the body of a refused request. A client that still sends when the
@@ -45,36 +41,36 @@ const FIRST_CAPACITY: usize = 64 << 10;
 /// The parsed body of a request, with the reservation of its bytes and of the texts in it.
 pub struct Input<T> {
     pub value: T,
-    pub bytes: Reserved,
+    pub bytes: BodyReservation,
 }
 
-impl<T: DeserializeOwned> FromRequest<Models> for Input<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Input<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        let (body, bytes) = receive(request, models).await?;
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
+        let (body, bytes) = receive(request, app).await?;
         let Object(value) = parse(&body)?;
         Ok(Self { value, bytes })
     }
 }
 
 /// The body of a request, of which only some fields are parsed.
-pub struct Partial<T> {
+pub struct PartialInput<T> {
     pub fields: T,
     body: Vec<u8>,
-    bytes: Reserved,
+    bytes: BodyReservation,
 }
 
-impl<T: DeserializeOwned> FromRequest<Models> for Partial<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for PartialInput<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, models: &Models) -> Result<Self, Failure> {
-        let (body, bytes) = receive(request, models).await?;
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
+        let (body, bytes) = receive(request, app).await?;
         Ok(Self { fields: parse(&body)?, body, bytes })
     }
 }
 
-impl<T> Partial<T> {
+impl<T> PartialInput<T> {
     /// Parses the whole body.
     ///
     /// # Errors
@@ -106,35 +102,21 @@ impl<'de> Deserialize<'de> for FieldType {
     }
 }
 
-/// Holds the permit of a request; there are [`Limits::max_requests`](crate::Limits) permits. The
-/// middleware puts an empty `Held` into the extensions of the request, and [`receive`] sets the
-/// permit. The middleware keeps the `Held` until the handler returns, or until a large response is
-/// sent.
-#[derive(Clone, Debug, Default)]
-pub struct Held(Arc<OnceLock<OwnedSemaphorePermit>>);
-
-impl Held {
-    /// Sets the permit.
-    pub fn set(&self, permit: OwnedSemaphorePermit) {
-        self.0.set(permit).ok(); // a request has one permit
-    }
-}
-
 /// Receives the body of a request, and takes a permit for the request.
-async fn receive(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
+async fn receive(request: Request, app: &App) -> Result<(Vec<u8>, BodyReservation), Failure> {
     if let Err(failure) = check_type(request.headers()) {
-        return Err(refuse(failure, request).await);
+        return Err(with_body_discarded(failure, request).await);
     }
-    let held: Option<Held> = request.extensions().get().cloned();
-    let (body, reserved) = read(request, models).await?;
+    let slot: Option<PermitSlot> = request.extensions().get().cloned();
+    let (body, reservation) = read(request, app).await?;
     // The permit is taken after the whole body has arrived, so that slow clients hold none.
-    let permit = models.enter()?;
-    if models.limits().log_texts {
+    let permit = app.admission.admit()?;
+    if app.limits.log_texts {
         // The text log escapes a field that is a `str`, but not one in `Display` form (`%body`).
         tracing::info!(body = String::from_utf8_lossy(&body).as_ref(), "body");
     }
-    held.unwrap_or_default().set(permit);
-    Ok((body, reserved))
+    slot.unwrap_or_default().fill(permit);
+    Ok((body, reservation))
 }
 
 /// # Errors
@@ -162,12 +144,12 @@ fn declared_length(request: &Request) -> Option<usize> {
     request.headers().get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Returns the failure of a request that is refused because of its header. The body is read and
-/// discarded, unless the client waits for the response before it sends the body: reading would make
-/// hyper send `100 Continue` first.
-pub async fn refuse(failure: Failure, request: Request) -> Failure {
+/// Returns the failure of a request whose header is refused. The body is read and discarded, unless
+/// the client waits for the response before it sends the body: reading would make hyper send
+/// `100 Continue` first.
+pub async fn with_body_discarded(failure: Failure, request: Request) -> Failure {
     let closes = failure.closes();
-    let is_read = !expects_continue(&request) && discard(request.into_body()).await;
+    let is_read = !expects_continue(&request) && discard_body(request.into_body()).await;
     failure.with_body_read(is_read && !closes)
 }
 
@@ -179,7 +161,7 @@ fn expects_continue(request: &Request) -> bool {
 }
 
 /// Reads and discards a body. Returns whether all of it arrived within [`DISCARD_TIME`].
-pub async fn discard(mut body: Body) -> bool {
+pub async fn discard_body(mut body: Body) -> bool {
     let read = async {
         loop {
             match body.frame().await {
@@ -198,8 +180,8 @@ pub async fn discard(mut body: Body) -> bool {
 /// # Errors
 /// [`Kind::BodySize`] for a larger body; [`Kind::Overloaded`] if there are too many bytes in
 /// memory; [`Kind::Invalid`] for a body that ends early.
-async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), Failure> {
-    let max = models.limits().max_body;
+async fn read(request: Request, app: &App) -> Result<(Vec<u8>, BodyReservation), Failure> {
+    let max = app.limits.max_body;
     let too_large = || {
         let message =
             format!("the body is too large: expected at most {max} bytes; send several requests");
@@ -207,11 +189,11 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
     };
     let declared = declared_length(&request).unwrap_or(0);
     if declared > max {
-        return Err(refuse(too_large(), request).await);
+        return Err(with_body_discarded(too_large(), request).await);
     }
     let mut bytes = Vec::with_capacity(declared.min(FIRST_CAPACITY));
     // Unwritten pages take no physical memory, so only received bytes are counted.
-    let mut reserved = models.body_reservation();
+    let mut reservation = app.memory.body_reservation();
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
@@ -220,17 +202,18 @@ async fn read(request: Request, models: &Models) -> Result<(Vec<u8>, Reserved), 
         })?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > max {
-            drop((bytes, reserved));
-            return Err(too_large().with_body_read(discard(body).await));
+            drop((bytes, reservation));
+            return Err(too_large().with_body_read(discard_body(body).await));
         }
-        if !reserved.add(data.len() + parsed_bytes(&data)) {
-            drop((bytes, reserved));
-            let failure = models.overloaded("the bodies of the requests are too large together");
-            return Err(failure.with_body_read(discard(body).await));
+        if !reservation.add(data.len() + parsed_bytes(&data)) {
+            drop((bytes, reservation));
+            let failure =
+                app.admission.overload_failure("the bodies of the requests are too large together");
+            return Err(failure.with_body_read(discard_body(body).await));
         }
         bytes.extend_from_slice(&data);
     }
-    Ok((bytes, reserved))
+    Ok((bytes, reservation))
 }
 
 /// An estimate of the memory that parsing a part of a body allocates: its texts, 40 bytes per
@@ -274,7 +257,7 @@ fn parse_here<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     if parsed.is_err() || json.end().is_err() {
         check_json(body)?;
     }
-    parsed.map_err(|error| wrong_field(&error.path().to_string(), error.inner()))
+    parsed.map_err(|error| field_failure(&error.path().to_string(), error.inner()))
 }
 
 /// Any JSON value. Reads all strings and numbers, and keeps none.
@@ -339,19 +322,19 @@ fn check_json(body: &[u8]) -> Result<(), Failure> {
         },
         Err(error) => (error.path().to_string(), error.into_inner()),
     };
-    let message = error.to_string();
+    let problem = error.to_string();
     // The grammar of JSON allows both.
-    let message = if message.contains("hex escape") && is_json(body) {
+    let message = if problem.contains("hex escape") && is_json(body) {
         format!(
             "{} is not Unicode: expected surrogates in pairs, got a lone surrogate, such as \\ud800; \
              replace it by U+FFFD, in Python with text.encode(\"utf-16\", \
              \"surrogatepass\").decode(\"utf-16\", \"replace\")",
             name_of(&path)
         )
-    } else if message.contains("number out of range") && is_json(body) {
+    } else if problem.contains("number out of range") && is_json(body) {
         format!("{} is out of range: expected a number of at most 1.8e308", name_of(&path))
     } else {
-        return Err(Failure::new(Kind::Invalid, format!("the body is not valid JSON: {message}")));
+        return Err(Failure::new(Kind::Invalid, format!("the body is not valid JSON: {problem}")));
     };
     Err(with_path(Failure::new(Kind::Invalid, message), &path))
 }
@@ -383,10 +366,10 @@ const PROBLEMS: [(&str, &str); 4] = [
 ];
 
 /// The failure of a field, in the words of JSON instead of those of serde and Rust.
-fn wrong_field(path: &str, source: &serde_json::Error) -> Failure {
-    let message = source.to_string();
+fn field_failure(path: &str, source: &serde_json::Error) -> Failure {
+    let full = source.to_string();
     let position = format!(" at line {} column {}", source.line(), source.column());
-    let message = message.strip_suffix(&position).unwrap_or(&message);
+    let message = full.strip_suffix(&position).unwrap_or(&full);
     let name = name_of(path);
     let known = message.rsplit_once(", expected ").and_then(|(found, expected)| {
         let after = |(start, words)| Some((found.strip_prefix(start)?, words));

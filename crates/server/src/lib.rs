@@ -8,7 +8,9 @@
 //!
 //! A request passes through these files: `serve.rs` and `connections.rs` (connection), `framing.rs`
 //! (header), `responses.rs` (request id, time limit, format of errors), `api_keys.rs` (API key),
-//! `input.rs` (JSON), `api/` (the route), `engine/` (batches).
+//! `input.rs` (JSON), `admission.rs` (limit on requests), `api/` (the route), `registry.rs` (model),
+//! `memory.rs` (limit on memory), `tokenizer_pool.rs` (tokens), `engine/` (batches). [`Models`] holds
+//! the state that requests share, `app.rs`.
 //!
 //! # Features
 //! - `otel`: continues the OpenTelemetry trace that the header `traceparent` of a request names.
@@ -17,8 +19,10 @@
 //! See [`router`].
 #![forbid(unsafe_code)]
 
+mod admission;
 mod api;
 mod api_keys;
+mod app;
 mod connections;
 mod engine;
 mod failure;
@@ -29,10 +33,12 @@ mod memory;
 mod metrics;
 mod model;
 mod models;
+mod registry;
 mod request_model;
 mod responses;
 mod sending;
 mod serve;
+mod tokenizer_pool;
 #[cfg(feature = "otel")]
 mod traces;
 

@@ -133,9 +133,9 @@ impl Default for Metrics {
 /// Registers a metric.
 fn registered<M: Collector + Clone + 'static>(
     registry: &Registry,
-    metric: prometheus::Result<M>,
+    created: prometheus::Result<M>,
 ) -> M {
-    let metric = metric.expect("the names above are valid");
+    let metric = created.expect("the names above are valid");
     registry.register(Box::new(metric.clone())).expect("the names above are distinct");
     metric
 }
@@ -221,6 +221,7 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
     }
+
     #[test]
     fn tokens_are_counted_by_the_names_of_the_models() {
         let metrics = Metrics::default();

@@ -224,9 +224,9 @@ impl Task {
         if runs_as.contains(&"Embedder") {
             return Ok(Embedder::from_files(files, options)?.into());
         }
-        let mut load = Load { runs_as: &runs_as, files, options, task: None };
-        for_each_task(&mut load);
-        match load.task {
+        let mut loader = TaskLoader { runs_as: &runs_as, files, options, task: None };
+        for_each_task(&mut loader);
+        match loader.task {
             Some(task) => Ok(task?),
             None if problems.is_empty() => Err(Error::NoTask { found: runs_as.join(", ") }),
             None => Err(Error::Problems { problems: problems.join("; ") }),
@@ -252,14 +252,14 @@ impl From<Embedder> for Task {
 }
 
 /// Loads the model for the first task that it can do.
-struct Load<'a> {
+struct TaskLoader<'a> {
     runs_as: &'a [&'static str],
     files: &'a ModelFiles,
     options: &'a LoadOptions,
     task: Option<encoder::Result<Task>>,
 }
 
-impl TaskVisitor for Load<'_> {
+impl TaskVisitor for TaskLoader<'_> {
     fn visit<P: Pipeline>(&mut self) {
         if self.task.is_none() && self.runs_as.contains(&P::MODEL) {
             let pipeline = P::load(self.files, self.options);
@@ -298,10 +298,11 @@ impl Compute for States {
             batch.push(&tokens.input_ids, &tokens.token_type_ids)?;
         }
         let states = self.0.forward_ragged(&batch)?.to_dtype(DType::F32)?; // (N, E)
-        let of = |at: &[usize]| {
-            Ok(states.narrow(0, at[0], at[1] - at[0])?.flatten_all()?.to_vec1::<f32>()?)
+        let states_of_text = |range: &[usize]| {
+            let rows = states.narrow(0, range[0], range[1] - range[0])?; // (T, E)
+            Ok(rows.flatten_all()?.to_vec1::<f32>()?)
         };
-        finite(batch.offsets().windows(2).map(of).collect::<encoder::Result<_>>()?)
+        finite(batch.offsets().windows(2).map(states_of_text).collect::<encoder::Result<_>>()?)
     }
 }
 

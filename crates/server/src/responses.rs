@@ -16,11 +16,12 @@ use tracing::{Instrument, Span};
 use uuid::Uuid;
 
 use crate::{
-    Models,
+    admission::PermitSlot,
+    app::App,
     failure::{Failure, Interface, Kind},
-    input::{Held, refuse},
+    input::with_body_discarded,
     request_model::MODEL,
-    sending::hold,
+    sending::in_parts,
 };
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -34,7 +35,7 @@ const OTHER: &str = "other";
 /// The model of a request, and the numbers of its texts and tokens. The handler adds this value to
 /// the response as an extension, and the middleware logs it.
 #[derive(Clone, Debug)]
-pub struct Computed {
+pub struct RequestStats {
     pub model: String,
     pub texts: usize,
     pub tokens: usize,
@@ -47,8 +48,8 @@ fn model_of(model: &OnceLock<String>) -> &str {
 /// A request in progress. Dropping the guard decrements the metric of requests in progress. If the
 /// request has no response by then, because the client has left or the server ends, the guard
 /// counts and logs the request with status [`CLIENT_CLOSED`].
-struct InProgress<'a> {
-    models: &'a Models,
+struct RequestInProgress<'a> {
+    app: &'a App,
     route: &'a str,
     model: &'a OnceLock<String>,
     span: &'a Span,
@@ -56,20 +57,14 @@ struct InProgress<'a> {
     has_response: bool,
 }
 
-impl Drop for InProgress<'_> {
+impl Drop for RequestInProgress<'_> {
     fn drop(&mut self) {
-        self.models.metrics().in_progress.dec();
+        self.app.metrics.in_progress.dec();
         if !self.has_response {
             let seconds = self.start.elapsed().as_secs_f64();
-            self.models.metrics().ended(
-                self.route,
-                model_of(self.model),
-                CLIENT_CLOSED,
-                seconds,
-                None,
-            );
+            self.app.metrics.ended(self.route, model_of(self.model), CLIENT_CLOSED, seconds, None);
             let _entered = self.span.enter();
-            let reason = if self.models.is_stopping() {
+            let reason = if self.app.is_stopping() {
                 "the server ended before the response"
             } else {
                 "the client closed the connection"
@@ -80,14 +75,10 @@ impl Drop for InProgress<'_> {
 }
 
 /// The middleware around all routes.
-pub async fn middleware(
-    State(models): State<Models>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+pub async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
-    let metrics = models.metrics();
-    let interface = Interface::of_path(request.uri().path());
+    let metrics = &app.metrics;
+    let interface = Interface::from_path(request.uri().path());
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or(OTHER, MatchedPath::as_str).to_string();
     let id = request_id(&request);
@@ -96,25 +87,24 @@ pub async fn middleware(
     crate::traces::continue_trace(&span, request.headers());
     metrics.in_progress.inc();
     let model = Arc::new(OnceLock::new());
-    let mut in_progress = InProgress {
-        models: &models,
+    let mut in_progress = RequestInProgress {
+        app: &app,
         route: &route,
         model: &model,
         span: &span,
         start,
         has_response: false,
     };
-    let held = Held::default();
-    request.extensions_mut().insert(held.clone());
-    let timeout = models.limits().timeout;
-    let answer = async {
+    let permit = PermitSlot::default();
+    request.extensions_mut().insert(permit.clone());
+    let timeout = app.limits.timeout;
+    let answer = MODEL.scope(model.clone(), async {
         // `serve` has checked the header.
         match request.extensions_mut().remove::<Failure>() {
             None => next.run(request).await,
-            Some(failure) => refuse(failure, request).await.into_response(),
+            Some(failure) => with_body_discarded(failure, request).await.into_response(),
         }
-    };
-    let answer = MODEL.scope(model.clone(), answer);
+    });
     let result = tokio::time::timeout(timeout, answer).instrument(span.clone()).await;
     let mut response = result.unwrap_or_else(|_| {
         let seconds = timeout.as_secs_f64();
@@ -125,28 +115,29 @@ pub async fn middleware(
     let failure = response.extensions_mut().remove::<Failure>();
     response = match &failure {
         Some(failure) => failure.response(interface),
-        None => hold(response, held, &models, &span),
+        None => in_parts(response, permit, timeout, &span),
     };
     response.headers_mut().insert(REQUEST_ID, id);
-    if models.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
+    if app.is_stopping() || failure.as_ref().is_some_and(Failure::closes) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    let (seconds, status) = (start.elapsed().as_secs_f64(), response.status().as_u16());
+    let seconds = start.elapsed().as_secs_f64();
+    let status = response.status().as_u16();
     let kind = failure.as_ref().map(Failure::kind);
     metrics.ended(&route, model_of(&model), status, seconds, kind);
-    let computed = response.extensions_mut().remove::<Computed>();
+    let stats = response.extensions_mut().remove::<RequestStats>();
     let _entered = span.enter();
-    match (failure, computed) {
+    match (failure, stats) {
         // Health probes are frequent and fail with this kind until the models are loaded.
         (Some(failure), _) if failure.kind() == Kind::Unavailable => {
             tracing::debug!(status, seconds, reason = failure.message(), "unavailable");
         }
         (Some(failure), _) => {
-            let hides = failure.may_have_text() && !models.limits().log_texts;
+            let hides = failure.may_have_text() && !app.limits.log_texts;
             let reason = (!hides).then(|| failure.message());
             tracing::warn!(status, seconds, kind = failure.kind().name(), reason, "failed");
         }
-        (None, Some(Computed { model, texts, tokens })) => {
+        (None, Some(RequestStats { model, texts, tokens })) => {
             tracing::info!(status, seconds, model, texts, tokens, "answered");
         }
         (None, None) => tracing::debug!(status, seconds, "answered"),
@@ -156,15 +147,19 @@ pub async fn middleware(
 
 /// The span of a request, for the log. No level of `RUST_LOG` filters out an error-level span.
 pub fn request_span(id: &HeaderValue, method: &Method, uri: &Uri) -> Span {
-    let id = id.to_str().unwrap_or_default();
-    tracing::error_span!("request", id, %method, path = uri.path())
+    tracing::error_span!(
+        "request",
+        id = id.to_str().unwrap_or_default(),
+        %method,
+        path = uri.path()
+    )
 }
 
 /// The value of the request's header `x-request-id`, or a new id.
 fn request_id(request: &Request) -> HeaderValue {
-    let given = request.headers().get(&REQUEST_ID);
-    let given = given.filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.to_str().is_ok());
-    given.cloned().unwrap_or_else(|| {
+    let is_valid =
+        |id: &&HeaderValue| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.to_str().is_ok();
+    request.headers().get(&REQUEST_ID).filter(is_valid).cloned().unwrap_or_else(|| {
         let id = Uuid::new_v4().to_string();
         HeaderValue::from_str(&id).expect("hexadecimal digits and hyphens")
     })

@@ -18,10 +18,9 @@ use serde::Serialize;
 use tracing::Span;
 
 use crate::{
-    Models,
+    admission::PermitSlot,
     failure::{Failure, Kind},
-    input::Held,
-    memory::Share,
+    memory::MemoryReservation,
 };
 
 /// Size of the parts of a response in bytes. A response of at most one part is sent whole.
@@ -30,7 +29,7 @@ const PART: usize = 64 << 10;
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
 /// The body of a response that is sent in parts.
-struct Sending {
+struct BodyInParts {
     body: Body,
     /// The bytes of `body` that are not sent yet.
     rest: Bytes,
@@ -39,7 +38,7 @@ struct Sending {
     start: Instant,
     /// The time limit of requests.
     timeout: Duration,
-    held: Held,
+    permit: PermitSlot,
     /// The span of the request, for the log.
     span: Span,
 }
@@ -48,7 +47,7 @@ struct Sending {
 /// sent or the connection ends.
 struct Part {
     bytes: Bytes,
-    _held: Held,
+    _permit: PermitSlot,
 }
 
 impl AsRef<[u8]> for Part {
@@ -57,14 +56,14 @@ impl AsRef<[u8]> for Part {
     }
 }
 
-impl Sending {
+impl BodyInParts {
     fn is_too_slow(&self) -> bool {
         let seconds = Duration::from_secs(self.sent / BYTES_PER_SECOND);
         self.start.elapsed() > self.timeout.saturating_add(seconds)
     }
 }
 
-impl HttpBody for Sending {
+impl HttpBody for BodyInParts {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -85,7 +84,7 @@ impl HttpBody for Sending {
             }
         }
         let size = self.rest.len().min(PART);
-        let part = Part { bytes: self.rest.split_to(size), _held: self.held.clone() };
+        let part = Part { bytes: self.rest.split_to(size), _permit: self.permit.clone() };
         self.sent += size as u64;
         Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(part)))))
     }
@@ -102,20 +101,25 @@ impl HttpBody for Sending {
     }
 }
 
-/// Returns the response. If its body has more than one part, the new body keeps `held` until the
-/// response is sent. `span` is the span of the request.
-pub fn hold(response: Response, held: Held, models: &Models, span: &Span) -> Response {
+/// Returns the response. If its body has more than one part, the new body keeps `permit` until the
+/// response is sent. `timeout` is the time limit of requests, `span` the span of the request.
+pub fn in_parts(
+    response: Response,
+    permit: PermitSlot,
+    timeout: Duration,
+    span: &Span,
+) -> Response {
     if response.body().size_hint().exact().is_some_and(|size| size <= PART as u64) {
         return response;
     }
     response.map(|body| {
-        Body::new(Sending {
+        Body::new(BodyInParts {
             body,
             rest: Bytes::new(),
             sent: 0,
             start: Instant::now(),
-            timeout: models.limits().timeout,
-            held,
+            timeout,
+            permit,
             span: span.clone(),
         })
     })
@@ -126,7 +130,7 @@ struct JsonList {
     /// The JSON that is not sent yet.
     out: Vec<u8>,
     /// The elements and their memory; `None` after the last element.
-    elements: Option<(Elements, Share)>,
+    elements: Option<(Elements, MemoryReservation)>,
     is_first: bool,
     /// The JSON after the array.
     after: Vec<u8>,
@@ -196,7 +200,8 @@ pub fn nested_elements<T: Serialize + Send, L: Iterator<Item = T> + Send + 'stat
 ) -> Elements {
     // The brackets of an inner array belong to its first and its last element.
     Box::new(lists.flat_map(|list| {
-        let (mut list, mut is_first) = (list.peekable(), true);
+        let mut list = list.peekable();
+        let mut is_first = true;
         std::iter::from_fn(move || {
             let mut out = if std::mem::take(&mut is_first) { b"[".to_vec() } else { vec![] };
             let item = list.next();
@@ -214,9 +219,14 @@ pub fn nested_elements<T: Serialize + Send, L: Iterator<Item = T> + Send + 'stat
 
 /// A response that is an array. The elements are taken one by one while the response is sent;
 /// `elements` and `memory` are dropped after the last.
-pub fn json_list(elements: Elements, memory: Share) -> Response {
-    let elements = Some((elements, memory));
-    JsonList { out: b"[".to_vec(), elements, is_first: true, after: vec![] }.into_response()
+pub fn json_list(elements: Elements, memory: MemoryReservation) -> Response {
+    JsonList {
+        out: b"[".to_vec(),
+        elements: Some((elements, memory)),
+        is_first: true,
+        after: vec![],
+    }
+    .into_response()
 }
 
 /// [`json_list`] for an array that is the field `field` of `object`, where it is empty.
@@ -224,7 +234,7 @@ pub fn json_object(
     object: &impl Serialize,
     field: &str,
     elements: Elements,
-    memory: Share,
+    memory: MemoryReservation,
 ) -> Response {
     let list = format!("\"{field}\":[");
     let json = serde_json::to_string(object).unwrap_or_default();
@@ -232,8 +242,13 @@ pub fn json_object(
         let message = format!("the response has no empty list {field}");
         return Failure::new(Kind::Internal, message).into_response();
     };
-    let (out, after) = (format!("{before}{list}").into_bytes(), after.as_bytes().to_vec());
-    JsonList { out, elements: Some((elements, memory)), is_first: true, after }.into_response()
+    JsonList {
+        out: format!("{before}{list}").into_bytes(),
+        elements: Some((elements, memory)),
+        is_first: true,
+        after: after.into(),
+    }
+    .into_response()
 }
 
 #[cfg(test)]
@@ -246,18 +261,19 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::{Limits, memory::Memory};
+    use crate::{Limits, admission::Admission, engine::Engine, memory::Memory};
 
     #[tokio::test]
     async fn large_responses_are_sent_in_parts_and_counted_until_they_are_sent() {
-        let models = Models::new(Limits { max_requests: 1, ..Limits::default() }).unwrap();
+        let engine = Engine::start(Limits::default(), Arc::default()).unwrap();
+        let admission = Admission::new(1, Arc::new(engine));
         let bytes: Vec<u8> = (0..1_000_000).map(|i| i as u8).collect();
         let response = Response::new(Body::from(bytes.clone()));
-        let held = Held::default();
-        held.set(models.enter().unwrap());
-        let response = hold(response, held, &models, &Span::none());
+        let permit = PermitSlot::default();
+        permit.fill(admission.admit().unwrap());
+        let response = in_parts(response, permit, Duration::MAX, &Span::none());
         assert_eq!(response.body().size_hint().exact(), Some(1_000_000));
-        assert!(models.enter().is_err());
+        assert!(admission.admit().is_err());
         let mut body = response.into_body();
         let mut received = vec![];
         let mut last = Bytes::new();
@@ -268,17 +284,15 @@ mod tests {
         }
         assert!(received == bytes);
         drop(body);
-        assert!(models.enter().is_err(), "the last part is not sent");
+        assert!(admission.admit().is_err(), "the last part is not sent");
         drop(last);
-        assert!(models.enter().is_ok());
+        assert!(admission.admit().is_ok());
     }
 
     #[tokio::test]
     async fn a_client_that_reads_too_slowly_gets_an_error() {
-        let limits = Limits { timeout: Duration::ZERO, ..Limits::default() };
-        let models = Models::new(limits).unwrap();
         let response = Response::new(Body::from(vec![0; 100_000]));
-        let response = hold(response, Held::default(), &models, &Span::none());
+        let response = in_parts(response, PermitSlot::default(), Duration::ZERO, &Span::none());
         std::thread::sleep(Duration::from_millis(2));
         let frame = response.into_body().frame().await.unwrap();
         assert!(frame.unwrap_err().to_string().contains("too slowly"));
@@ -292,9 +306,9 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
         });
         let memory = Memory::new(1 << 20);
-        let share = memory.take(0, "").await.unwrap();
+        let reservation = memory.reserve(0, "").await.unwrap();
         let object = serde_json::json!({"data": [], "n": 1});
-        let response = json_object(&object, "data", elements(items), share);
+        let response = json_object(&object, "data", elements(items), reservation);
         assert_eq!(response.body().size_hint().exact(), None);
         let mut body = response.into_body();
         let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -305,12 +319,12 @@ mod tests {
         let expected: Vec<usize> = (0..100_000).collect();
         assert_eq!(json, serde_json::json!({"data": expected, "n": 1}));
 
-        let share = memory.take(0, "").await.unwrap();
-        let small = json_list(elements([1, 2].into_iter()), share).into_body();
+        let reservation = memory.reserve(0, "").await.unwrap();
+        let small = json_list(elements([1, 2].into_iter()), reservation).into_body();
         assert_eq!(small.collect().await.unwrap().to_bytes(), &b"[1,2]"[..]);
-        let share = memory.take(0, "").await.unwrap();
+        let reservation = memory.reserve(0, "").await.unwrap();
         let lists = [vec![1, 2], vec![], vec![3]].into_iter().map(Vec::into_iter);
-        let nested = json_list(nested_elements(lists), share).into_body();
+        let nested = json_list(nested_elements(lists), reservation).into_body();
         assert_eq!(nested.collect().await.unwrap().to_bytes(), &b"[[1,2],[],[3]]"[..]);
     }
 }

@@ -94,21 +94,26 @@ pub async fn serve(
     access: Access,
     shutdown: impl Future<Output = ()>,
 ) {
-    let mut router = api::build(models.clone(), access.api_keys);
+    let app = models.0;
+    let mut router = api::build(app.clone(), access.api_keys);
     if !access.origins.is_empty() {
         router = router.layer(cors(&access.origins));
     }
     let service = router.into_service::<Body>();
-    let limits = models.limits();
-    let connections =
-        Connections::new(limits.max_connections, models.metrics().connections.clone());
+    let limits = &app.limits;
+    let connections = Connections::new(limits.max_connections, app.metrics.connections.clone());
     let graceful = GracefulShutdown::new();
     let header_timeout = HEADER_TIMEOUT.min(limits.timeout);
     let write_timeout = limits.timeout.min(MAX_WRITE_TIMEOUT);
     let start = |stream, connection| {
-        let accepted =
-            Accepted { stream, connection, graceful: &graceful, header_timeout, write_timeout };
-        accepted.start(service.clone());
+        AcceptedConnection {
+            stream,
+            connection,
+            graceful: &graceful,
+            header_timeout,
+            write_timeout,
+        }
+        .start(service.clone());
     };
     // An accepted connection that waits because there are too many. It is kept here when `accept`
     // is cancelled.
@@ -144,7 +149,7 @@ pub async fn serve(
         () = shutdown => {}
         () = accept(None) => {}
     }
-    models.stop();
+    app.stop();
     accept(Some(Instant::now() + ACCEPT_AFTER_SHUTDOWN)).await;
     // When the listener is closed, the kernel resets the connections that were not accepted, so
     // accept them first.
@@ -162,14 +167,13 @@ pub async fn serve(
     }
     // A connection that was accepted last may still send its request.
     sleep(LAST_REQUEST).await;
-    let limit = models.limits().timeout;
-    if timeout(limit, graceful.shutdown()).await.is_err() {
-        tracing::warn!(seconds = limit.as_secs_f64(), "requests did not end in time");
+    if timeout(limits.timeout, graceful.shutdown()).await.is_err() {
+        tracing::warn!(seconds = limits.timeout.as_secs_f64(), "requests did not end in time");
     }
 }
 
 /// An accepted connection.
-struct Accepted<'a> {
+struct AcceptedConnection<'a> {
     stream: TcpStream,
     connection: Arc<Connection>,
     graceful: &'a GracefulShutdown,
@@ -177,7 +181,7 @@ struct Accepted<'a> {
     write_timeout: Duration,
 }
 
-impl Accepted<'_> {
+impl AcceptedConnection<'_> {
     /// Answers the requests of the connection in a task of its own.
     fn start<S>(self, service: S)
     where
@@ -188,14 +192,15 @@ impl Accepted<'_> {
         stream.set_nodelay(true).ok(); // without it, responses are only slower
         // A client that does not read its response is disconnected.
         let stream = Stream::new(stream, self.write_timeout, connection.clone());
-        let of_requests = connection.clone();
+        let connection_of_requests = connection.clone();
         let call = service_fn(move |request: hyper::Request<Incoming>| {
-            let guard = of_requests.begin_request();
+            let guard = connection_of_requests.begin_request();
             let mut request = request.map(Body::new);
             if let Err(failure) = framing::check(&request) {
                 request.extensions_mut().insert(failure);
             }
-            let (method, uri) = (request.method().clone(), request.uri().clone());
+            let method = request.method().clone();
+            let uri = request.uri().clone();
             let response = service.clone().call(request);
             async {
                 let (parts, body) = response.await?.into_parts();
@@ -205,12 +210,12 @@ impl Accepted<'_> {
                 Ok::<_, Infallible>(Response::from_parts(parts, body))
             }
         });
-        let served = http1::Builder::new()
+        let connection_future = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.header_timeout)
             .max_buf_size(MAX_HEADER)
             .serve_connection(TokioIo::new(stream), call);
-        let served = self.graceful.watch(served);
+        let served = self.graceful.watch(connection_future);
         tokio::spawn(async move {
             tokio::select! {
                 biased; // a request that has arrived is served
@@ -219,7 +224,7 @@ impl Accepted<'_> {
                         tracing::debug!(%error, "connection ended");
                     }
                 }
-                () = connection.evicted() => tracing::debug!("idle connection closed"),
+                () = connection.wait_for_eviction() => tracing::debug!("idle connection closed"),
             }
         });
     }

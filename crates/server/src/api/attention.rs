@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    checks::{check_response, check_size},
+    checks::{check_response, check_size, text_name},
     fields::optional_choice,
     nested::Scalar,
-    replies::{counted, object_response},
+    replies::{object_response, with_stats},
 };
 use crate::{
-    Models,
+    app::App,
     failure::{Failure, Kind, TeiFailures},
     input::Input,
     model::Model,
-    models::text_name,
-    responses::Computed,
+    responses::RequestStats,
     sending::nested_elements,
+    tokenizer_pool::TokenizerPool,
 };
 
 #[derive(Deserialize, ToSchema)]
@@ -90,7 +90,7 @@ struct Attention {
 }
 
 /// The attention weights of a text, as numbers or as a picture.
-enum Drawn {
+enum Rendering {
     /// The weights of all layers and heads, `(L, H, T, T)`, row after row.
     Weights {
         tokens: Vec<String>,
@@ -116,12 +116,12 @@ enum Drawn {
     )
 )]
 pub async fn attention(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<AttentionRequest>,
 ) -> Result<Response, Failure> {
     let AttentionRequest { model, inputs, pair, layer, head, format } = request.value;
     let format = format.unwrap_or_default();
-    let (name, model) = models.any(model.as_deref())?;
+    let (name, model) = app.registry.get(model.as_deref())?;
     let head = match head {
         None => HeadChoice::Mean,
         Some(Head::Number(number)) => HeadChoice::One(number),
@@ -131,23 +131,26 @@ pub async fn attention(
     };
     check_size("inputs", &inputs)?;
     pair.iter().try_for_each(|pair| check_size("pair", pair))?;
-    let tokens = count_tokens(&models, &model, &inputs, pair.as_deref()).await?;
+    let tokens = count_tokens(&app.tokenizer_pool, &model, &inputs, pair.as_deref()).await?;
     let config = model.task().encoder.config();
     let heads = config.num_hidden_layers * config.num_attention_heads;
     check_response(heads * tokens.pow(2), "inputs")?;
     // The weights of each layer, and of all together.
-    let memory = models.take_memory(2 * 4 * heads * tokens.pow(2), "inputs").await?;
-    let (number, own) = (model.number(), model.clone());
-    let title = [Some(inputs.as_str()), pair.as_deref()];
-    let title = title.into_iter().flatten().collect::<Vec<_>>().join(" / ");
+    let memory = app.memory.reserve(2 * 4 * heads * tokens.pow(2), "inputs").await?;
+    let reader = model.clone();
+    let title = match &pair {
+        None => inputs.clone(),
+        Some(pair) => format!("{inputs} / {pair}"),
+    };
     // A model of the server is an encoder, which has one kind of attention.
-    let read = move |text: String| Ok(own.attention().read(&text, pair.as_deref())?.swap_remove(0));
-    let mut read = models.engine().map(number, vec![(tokens, inputs)], read).await?;
-    let attention = read.swap_remove(0);
-    let computed = Computed { model: name, texts: 1, tokens };
-    let drawn = models.on_thread(move || draw(attention, &title, layer, head, format));
-    Ok(match drawn.await?? {
-        Drawn::Weights { tokens, weights, heads } => {
+    let read =
+        move |text: String| Ok(reader.attention().read(&text, pair.as_deref())?.swap_remove(0));
+    let mut results = app.engine.map(model.number(), vec![(tokens, inputs)], read).await?;
+    let attention = results.swap_remove(0);
+    let stats = RequestStats { model: name, texts: 1, tokens };
+    let rendering = app.tokenizer_pool.run(move || draw(attention, &title, layer, head, format));
+    Ok(match rendering.await?? {
+        Rendering::Weights { tokens, weights, heads } => {
             let size = tokens.len();
             let body = Attention { tokens, weights: vec![] };
             let weights = Arc::new(weights);
@@ -159,32 +162,32 @@ pub async fn attention(
                     matrix.chunks(size).map(<[f32]>::to_vec).collect::<Vec<_>>()
                 })
             });
-            let layers = nested_elements(layers);
-            object_response(&models, &body, "weights", layers, memory, computed)
+            let elements = nested_elements(layers);
+            object_response(&app.metrics, &body, "weights", elements, memory, stats)
         }
-        Drawn::Picture(html) if format == Format::Html => {
-            counted(&models, Html(html).into_response(), computed)
+        Rendering::Picture(html) if format == Format::Html => {
+            with_stats(&app.metrics, Html(html).into_response(), stats)
         }
-        Drawn::Picture(svg) => {
+        Rendering::Picture(svg) => {
             let svg_type = HeaderValue::from_static("image/svg+xml");
             let response = ([(header::CONTENT_TYPE, svg_type)], svg).into_response();
-            counted(&models, response, computed)
+            with_stats(&app.metrics, response, stats)
         }
     })
 }
 
 /// The number of tokens of a text or of a pair.
 async fn count_tokens(
-    models: &Models,
+    pool: &TokenizerPool,
     model: &Arc<Model>,
     text: &str,
     pair: Option<&str>,
 ) -> Result<usize, Failure> {
     type Inputs = (String, Option<String>);
-    let inputs: Inputs = (text.to_string(), pair.map(str::to_string));
-    let own = model.clone();
+    let inputs: Vec<Inputs> = vec![(text.to_string(), pair.map(str::to_string))];
+    let owned_model = model.clone();
     let count = move |inputs: &[Inputs]| {
-        let tokenizer = own.tokenizer();
+        let tokenizer = owned_model.tokenizer();
         let count = |(text, pair): &Inputs| {
             let tokens = match pair {
                 None => tokenizer.encode(&[text])?,
@@ -194,8 +197,7 @@ async fn count_tokens(
         };
         inputs.iter().map(count).collect()
     };
-    let inputs = Arc::new(vec![inputs]);
-    let counts = models.tokenize(model.tokenizer(), inputs, 0, text_name, count).await?;
+    let counts = pool.tokenize(model.tokenizer(), Arc::new(inputs), 0, text_name, count).await?;
     Ok(counts[0])
 }
 
@@ -205,16 +207,16 @@ fn draw(
     layer: Option<usize>,
     head: HeadChoice,
     format: Format,
-) -> Result<Drawn, Failure> {
+) -> Result<Rendering, Failure> {
     let invalid = |error: picture::Error| Failure::new(Kind::Invalid, error);
     // This checks `layer` and `head`, also if the response is JSON, which does not use them.
     let chosen = choose(&attention, layer, head).map_err(invalid)?;
     if format == Format::Json {
         let heads = attention.weights.dim(1).map_err(encoder::Error::from)?;
-        let weights = attention.weights.flatten_all().and_then(|weights| weights.to_vec1());
-        let weights = weights.map_err(encoder::Error::from)?;
-        return Ok(Drawn::Weights { tokens: attention.queries, weights, heads });
+        let flat = attention.weights.flatten_all().and_then(|weights| weights.to_vec1());
+        let weights = flat.map_err(encoder::Error::from)?;
+        return Ok(Rendering::Weights { tokens: attention.queries, weights, heads });
     }
     let svg = document(title, &attention, &chosen).map_err(invalid)?;
-    Ok(Drawn::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))
+    Ok(Rendering::Picture(if format == Format::Html { html_page(title, &svg) } else { svg }))
 }

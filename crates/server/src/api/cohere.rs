@@ -10,18 +10,18 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{
-    checks::check_top,
+    checks::{check_absent, check_top},
     embedding::Options,
     fields::{optional_choice, optional_object},
     nested::{TextOrObject, list},
-    ranking::{self, DocumentScores, descending, refuse},
+    ranking::{self, DocumentScores, descending},
     replies::{object_response, with_truncated},
 };
 use crate::{
-    Models,
+    app::App,
     failure::{CohereFailures, Failure},
     input::Input,
-    responses::Computed,
+    responses::RequestStats,
     sending::elements,
 };
 
@@ -165,10 +165,10 @@ struct BilledUnits {
     responses((status = 200, description = "the response", body = RerankResponse), CohereFailures)
 )]
 pub async fn rerank_v1(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<RerankRequest>,
 ) -> Result<Response, Failure> {
-    rerank(models, request, "1").await
+    rerank(&app, request, "1").await
 }
 
 /// Rank documents by relevance to a query
@@ -183,14 +183,14 @@ pub async fn rerank_v1(
     responses((status = 200, description = "the response", body = RerankResponse), CohereFailures)
 )]
 pub async fn rerank_v2(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<RerankRequest>,
 ) -> Result<Response, Failure> {
-    rerank(models, request, "2").await
+    rerank(&app, request, "2").await
 }
 
 async fn rerank(
-    models: Models,
+    app: &App,
     request: Input<RerankRequest>,
     version: &'static str,
 ) -> Result<Response, Failure> {
@@ -205,7 +205,8 @@ async fn rerank(
         rank_fields,
         ..
     } = request.value;
-    let found = ranking::find_ranker(&models, models.unless_single(model.as_deref())?)?;
+    let found =
+        ranking::find_ranker(&app.registry, app.registry.name_unless_single(model.as_deref())?)?;
     let max = found.model.max_input_length();
     if let Some(got) = max_tokens_per_doc.filter(|&tokens| tokens < max) {
         let message = format!(
@@ -219,15 +220,14 @@ async fn rerank(
             format!("max_chunks_per_doc is {got}: expected 1, because documents are not split");
         return Err(Failure::invalid("max_chunks_per_doc", message));
     }
-    refuse(rank_fields, "rank_fields", "expected documents with one field, text")?;
+    check_absent("rank_fields", rank_fields, "expected documents with one field, text")?;
     check_top("top_n", top_n)?;
     let documents: Vec<String> = documents.into_iter().map(Document::into_text).collect();
     let documents = Arc::new(documents);
     let returned = (return_documents == Some(true)).then(|| documents.clone());
     let texts = documents.len();
     let options = Options::new("documents");
-    let scored =
-        ranking::score_documents(&models, &found, query, documents, options, false).await?;
+    let scored = ranking::score_documents(app, &found, query, documents, options, false).await?;
     let DocumentScores { scores, tokens, truncated, memory } = scored;
     let best = descending(&scores).into_iter().take(top_n.unwrap_or(texts));
     let results = best.map(move |index| RankedDocument {
@@ -245,9 +245,9 @@ async fn rerank(
             billed_units: BilledUnits { search_units: 1 },
         },
     };
-    let computed = Computed { model: found.name, texts, tokens };
+    let stats = RequestStats { model: found.name, texts, tokens };
     let results = elements(results);
     let memory = memory.with_body(request.bytes); // the response may contain the documents
-    let response = object_response(&models, &body, "results", results, memory, computed);
+    let response = object_response(&app.metrics, &body, "results", results, memory, stats);
     Ok(with_truncated(response, truncated))
 }

@@ -7,16 +7,17 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::{
-    checks::{check_count, check_response, too_long},
+    checks::{check_count, check_response, long_text_failure, text_name},
     nested::Nested,
 };
 use crate::{
-    Models,
-    engine::{Sequence, Target, token_count},
+    app::App,
+    engine::{Engine, Sequence, Target, token_count},
     failure::{Failure, Kind},
-    memory::Share,
+    memory::MemoryReservation,
     model::{EMBEDDING, Model},
-    models::{Found, text_name},
+    registry::{Registry, TaskModel},
+    tokenizer_pool::TokenizerPool,
 };
 
 /// Texts, or texts as token ids.
@@ -153,50 +154,50 @@ pub struct Outputs<V> {
     pub values: Vec<V>,
     pub tokens: usize,
     pub truncated: usize,
-    pub memory: Share,
+    pub memory: MemoryReservation,
 }
 
 /// The embedding model called `name`, or the first one if `name` is `None`.
-pub fn find(models: &Models, name: Option<&str>) -> Result<Found<Embedder>, Failure> {
-    models.find(name, EMBEDDING, |_| true)
+pub fn find(registry: &Registry, name: Option<&str>) -> Result<TaskModel<Embedder>, Failure> {
+    registry.find(name, EMBEDDING, |_| true)
 }
 
 /// The vectors of texts.
 pub async fn vectors(
-    models: &Models,
-    found: &Found<Embedder>,
+    app: &App,
+    found: &TaskModel<Embedder>,
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Outputs<Vec<f32>>, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
-    let (field, dimension) = (options.field, embedder.dimension());
+    let field = options.field;
     let lengths = texts.lengths();
-    check_count(models, lengths.len(), field)?;
-    let values = lengths.len() * dimension;
+    check_count(&app.limits, lengths.len(), field)?;
+    let values = lengths.len() * embedder.dimension();
     let bytes = sequence_bytes(embedder.tokenizer(), lengths.into_iter()) + 4 * values;
-    let memory = models.take_memory(bytes, field).await?;
-    let sequences = tokenize(models, &embedder, texts, options).await;
-    let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
-    compute(models, found.model.vectors(embedder, normalize), sequences, memory).await
+    let memory = app.memory.reserve(bytes, field).await?;
+    let tokenized = tokenize(&app.tokenizer_pool, &embedder, texts, options).await;
+    let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
+    compute(&app.engine, found.model.vectors(embedder, normalize), sequences, memory).await
 }
 
 /// The last hidden states of texts, `(T, E)` row after row.
 pub async fn states(
-    models: &Models,
-    found: &Found<Embedder>,
+    app: &App,
+    found: &TaskModel<Embedder>,
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Outputs<Vec<f32>>, Failure> {
     let field = options.field;
-    check_count(models, texts.lengths().len(), field)?;
-    let sequences = tokenize(models, &found.pipeline, texts, options).await;
-    let sequences = sequences.map_err(|failure| failure.with_default_field(field))?;
+    check_count(&app.limits, texts.lengths().len(), field)?;
+    let tokenized = tokenize(&app.tokenizer_pool, &found.pipeline, texts, options).await;
+    let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
     let values = token_count(&sequences) * hidden_size(&found.model);
     check_response(values, field)?;
     // An upper bound from the lengths of the texts would be several times too high. The tokens that
     // are in memory already take a hundredth of the states.
-    let memory = models.take_memory(4 * values, field).await?;
-    compute(models, found.model.states(), sequences, memory).await
+    let memory = app.memory.reserve(4 * values, field).await?;
+    compute(&app.engine, found.model.states(), sequences, memory).await
 }
 
 /// An upper bound of the memory of the sequences of texts that are truncated, in bytes. `lengths`
@@ -207,14 +208,14 @@ pub fn sequence_bytes(tokenizer: &TextTokenizer, lengths: impl Iterator<Item = u
 
 /// Computes sequences on the engine. `memory` is that of the sequences and their values.
 pub async fn compute<V: 'static>(
-    models: &Models,
+    engine: &Engine,
     target: Target<V>,
     sequences: Vec<Sequence>,
-    memory: Share,
+    memory: MemoryReservation,
 ) -> Result<Outputs<V>, Failure> {
     let tokens = token_count(&sequences);
     let truncated = sequences.iter().filter(|sequence| sequence.tokens.truncated > 0).count();
-    let values = models.engine().compute(target, sequences).await?;
+    let values = engine.compute(target, sequences).await?;
     Ok(Outputs { values, tokens, truncated, memory })
 }
 
@@ -224,8 +225,8 @@ fn variant(
     embedder: &Arc<Embedder>,
     options: &Options,
 ) -> Result<(Arc<Embedder>, Option<bool>), Failure> {
-    let truncated = options.dimensions.map(|n| Embedder::clone(embedder).with_dimension(n));
-    let truncated = truncated.transpose()?;
+    let with_dimension = |n| Embedder::clone(embedder).with_dimension(n);
+    let truncated = options.dimensions.map(with_dimension).transpose()?;
     let truncated_is_normalized = truncated.as_ref().is_some_and(Embedder::is_normalized);
     let normalize = match (options.normalize, embedder.is_normalized()) {
         (Some(true), true) => None,
@@ -245,7 +246,7 @@ fn variant(
 }
 
 async fn tokenize(
-    models: &Models,
+    pool: &TokenizerPool,
     embedder: &Arc<Embedder>,
     texts: TextsOrIds,
     options: Options,
@@ -267,7 +268,7 @@ async fn tokenize(
         let options = EmbedOptions::new().with_prompt(prompt).with_long_texts(LongTexts::Truncate);
         Ok(embedder.tokenize(texts, options)?.into_sequences())
     };
-    let tokenized = models.tokenize(&tokenizer, Arc::new(texts), 0, name_of, tokenize).await?;
+    let tokenized = pool.tokenize(&tokenizer, Arc::new(texts), 0, name_of, tokenize).await?;
     sequences(tokenized, truncate, name_of)
 }
 
@@ -322,7 +323,7 @@ pub fn sequences(
     if let Some(index) = long {
         let tokens = &tokenized[index].0;
         let max = tokens.input_ids.len();
-        return Err(too_long(&name_of(index), max + tokens.truncated, max));
+        return Err(long_text_failure(&name_of(index), max + tokens.truncated, max));
     }
     Ok(tokenized.into_iter().map(|(tokens, prompt)| Sequence { tokens, prompt }).collect())
 }

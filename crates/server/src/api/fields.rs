@@ -109,7 +109,7 @@ impl<'de, M: MapAccess<'de>> MapAccess<'de> for KnownEntries<M> {
                 return seed.deserialize(name).map(Some);
             }
             // The error comes from the value's seed, so that its path has the field's name.
-            self.entries.next_value_seed(Unknown { name: &name, fields: self.fields })?;
+            self.entries.next_value_seed(UnknownField { name: &name, fields: self.fields })?;
         }
         Ok(None)
     }
@@ -120,16 +120,16 @@ impl<'de, M: MapAccess<'de>> MapAccess<'de> for KnownEntries<M> {
 }
 
 /// Reads the value of an unknown field, which is an error unless the field is ignored.
-struct Unknown<'a> {
+struct UnknownField<'a> {
     name: &'a str,
     fields: &'static [&'static str],
 }
 
-impl<'de> DeserializeSeed<'de> for Unknown<'_> {
+impl<'de> DeserializeSeed<'de> for UnknownField<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
-        if Ignored(self.name).deserialize(value)? {
+        if IgnoredField(self.name).deserialize(value)? {
             Ok(())
         } else {
             Err(Error::unknown_field(self.name, self.fields))
@@ -139,9 +139,9 @@ impl<'de> DeserializeSeed<'de> for Unknown<'_> {
 
 /// Reads the value of the field of this name. Returns whether the field is ignored: it cannot
 /// change the result, it has no value, or it is an object of such fields.
-struct Ignored<'a>(&'a str);
+struct IgnoredField<'a>(&'a str);
 
-impl<'de> DeserializeSeed<'de> for Ignored<'_> {
+impl<'de> DeserializeSeed<'de> for IgnoredField<'_> {
     type Value = bool;
 
     fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<bool, D::Error> {
@@ -195,7 +195,7 @@ impl<'de> Visitor<'de> for IgnoredVisitor {
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<bool, M::Error> {
         let mut is_ignored = true;
         while let Some(name) = map.next_key::<String>()? {
-            is_ignored &= map.next_value_seed(Ignored(&name))?;
+            is_ignored &= map.next_value_seed(IgnoredField(&name))?;
         }
         Ok(is_ignored)
     }
@@ -487,8 +487,13 @@ mod tests {
         let json = r#"{"text": "a", "name": "b", "count": 3, "refused": [1, [2]],
                        "inner": {"scale": 0.5, "flag": true}}"#;
         let inner = Some(Inner { scale: Some(0.5), flag: Some(true) });
-        let (text, name) = ("a".to_string(), Some("b".to_string()));
-        let expected = Fields { text, name, count: Some(3), refused: Some(IgnoredAny), inner };
+        let expected = Fields {
+            text: "a".to_string(),
+            name: Some("b".to_string()),
+            count: Some(3),
+            refused: Some(IgnoredAny),
+            inner,
+        };
         assert_eq!(fields(json), Ok(expected));
         for (json, message) in [
             (

@@ -13,7 +13,7 @@ mod service;
 mod tasks;
 mod tei;
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use axum::{
     Router,
@@ -37,8 +37,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     ApiKeys, Models, api_keys,
+    app::App,
     failure::{CohereError, Failure, Kind, OpenAiError, TeiError},
-    input::{discard, refuse},
+    input::{discard_body, with_body_discarded},
     responses,
 };
 
@@ -78,11 +79,11 @@ struct Document;
 /// # Ok::<(), server::Error>(())
 /// ```
 pub fn router(models: Models) -> Router {
-    build(models, ApiKeys::default())
+    build(models.0, ApiKeys::default())
 }
 
 /// [`router`] with API keys.
-pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
+pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
     let routes = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(openai::embeddings))
         .routes(routes!(openai::models))
@@ -113,29 +114,31 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
     for (name, schema) in document.components.iter_mut().flat_map(|all| &mut all.schemas) {
         set_min_items(name, schema);
     }
-    let document = document.to_json().expect("all keys of the document's maps are strings");
-    let document = move || {
+    let document_json = document.to_json().expect("all keys of the document's maps are strings");
+    let document_route = move || {
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-        let response = (json, document.clone());
+        let response = (json, document_json.clone());
         async { response }
     };
     // If a body were not read, hyper would close the connection, and a client could lose a part of a
     // long response.
     let read_body = from_fn(async |request: Request, next: Next| {
         let (parts, body) = request.into_parts();
-        discard(body).await;
+        discard_body(body).await;
         next.run(Request::from_parts(parts, Body::empty())).await
     });
     let pages = Router::new()
         .route("/", get(async || page(&INDEX)))
         .route("/docs", get(async || page(&DOCS)))
-        .route("/openapi.json", get(document))
+        .route("/openapi.json", get(document_route))
         .route_layer(read_body);
-    let refused = |kind, message| {
-        async move |request: Request| refuse(Failure::new(kind, message), request).await
+    let failing = |kind, message| {
+        async move |request: Request| {
+            with_body_discarded(Failure::new(kind, message), request).await
+        }
     };
-    let no_method = refused(Kind::Method, "the route has no such method: see /docs");
-    let no_route = refused(Kind::NoRoute, "the route does not exist: see /docs");
+    let no_method = failing(Kind::Method, "the route has no such method: see /docs");
+    let no_route = failing(Kind::NoRoute, "the route does not exist: see /docs");
     let panicked = |_: Box<dyn std::any::Any + Send>| {
         Failure::new(Kind::Internal, "the request panicked: this is a defect of the server")
             .into_response()
@@ -146,8 +149,8 @@ pub(crate) fn build(models: Models, api_keys: ApiKeys) -> Router {
         .fallback(no_route)
         .layer(from_fn_with_state(api_keys, api_keys::middleware))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(models.clone(), responses::middleware))
-        .with_state(models)
+        .layer(from_fn_with_state(app.clone(), responses::middleware))
+        .with_state(app)
 }
 
 /// Sets `minItems` of the lists in the variants of an enum, for which utoipa has no attribute. These

@@ -2,6 +2,8 @@
 //!
 //! Source: <https://platform.openai.com/docs/api-reference/embeddings>.
 
+use std::sync::Arc;
+
 use axum::{
     extract::{Path, State, rejection::PathRejection},
     response::{IntoResponse, Response},
@@ -16,11 +18,11 @@ use super::{
     replies::{object_response, with_truncated},
 };
 use crate::{
-    Models,
+    app::App,
     failure::{Failure, Kind, OpenAiFailures, json_response},
     input::Input,
     model::Model,
-    responses::Computed,
+    responses::RequestStats,
     sending::elements,
 };
 
@@ -95,14 +97,14 @@ struct Usage {
     )
 )]
 pub async fn embeddings(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<EmbeddingsRequest>,
 ) -> Result<Response, Failure> {
     let EmbeddingsRequest { model, input, encoding_format, dimensions } = request.value;
-    let found = embedding::find(&models, models.unless_single(model.as_deref())?)?;
-    let truncate = models.limits().auto_truncate;
+    let found = embedding::find(&app.registry, app.registry.name_unless_single(model.as_deref())?)?;
+    let truncate = app.limits.auto_truncate;
     let options = Options { dimensions, truncate, ..Options::new("input") };
-    let embedded = embedding::vectors(&models, &found, input, options).await?;
+    let embedded = embedding::vectors(&app, &found, input, options).await?;
     let tokens = embedded.tokens;
     let vector = move |values: Vec<f32>| match encoding_format {
         Some(EncodingFormat::Base64) => {
@@ -118,10 +120,10 @@ pub async fn embeddings(
         embedding: vector(values),
     });
     let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-    let computed = Computed { model: found.name.clone(), texts, tokens };
+    let stats = RequestStats { model: found.name.clone(), texts, tokens };
     let body = EmbeddingsResponse { object: "list", data: vec![], model: found.name, usage };
     let response =
-        object_response(&models, &body, "data", elements(data), embedded.memory, computed);
+        object_response(&app.metrics, &body, "data", elements(data), embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -156,8 +158,8 @@ impl ModelObject {
     tag = "OpenAI",
     responses((status = 200, description = "the response", body = ModelList), OpenAiFailures)
 )]
-pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
-    let all = models.all()?;
+pub async fn models(State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    let all = app.registry.all()?;
     let data = all.iter().map(|(name, model)| ModelObject::new(name, model)).collect();
     Ok(json_response(&ModelList { object: "list", data }))
 }
@@ -171,10 +173,10 @@ pub async fn models(State(models): State<Models>) -> Result<Response, Failure> {
     responses((status = 200, description = "the response", body = ModelObject), OpenAiFailures)
 )]
 pub async fn model(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Failure> {
     let Path(name) = name.map_err(|error| Failure::new(Kind::Invalid, error.body_text()))?;
-    let (name, model) = models.any(Some(&name))?;
+    let (name, model) = app.registry.get(Some(&name))?;
     Ok(json_response(&ModelObject::new(&name, &model)).into_response())
 }

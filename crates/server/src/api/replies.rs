@@ -9,51 +9,51 @@ use axum::{
 use serde::Serialize;
 
 use crate::{
-    Models,
-    memory::Share,
-    metrics::Stage,
-    responses::Computed,
+    memory::MemoryReservation,
+    metrics::{Metrics, Stage},
+    responses::RequestStats,
     sending::{Elements, json_list, json_object},
 };
 
 /// A response that is a list. If the list is long, its elements are serialised while they are sent;
 /// `memory` is returned when the last is sent.
 pub fn list_response(
-    models: &Models,
+    metrics: &Metrics,
     elements: Elements,
-    memory: Share,
-    computed: Computed,
+    memory: MemoryReservation,
+    stats: RequestStats,
 ) -> Response {
-    let start = Instant::now();
-    serialized(models, json_list(elements, memory), computed, start)
+    with_stats(metrics, timed(metrics, || json_list(elements, memory)), stats)
 }
 
 /// [`list_response`] for a list that is the field `field` of `object`, where it is empty.
 pub fn object_response(
-    models: &Models,
+    metrics: &Metrics,
     object: &impl Serialize,
     field: &str,
     elements: Elements,
-    memory: Share,
-    computed: Computed,
+    memory: MemoryReservation,
+    stats: RequestStats,
 ) -> Response {
-    let start = Instant::now();
-    serialized(models, json_object(object, field, elements, memory), computed, start)
+    let serialize = || json_object(object, field, elements, memory);
+    with_stats(metrics, timed(metrics, serialize), stats)
 }
 
-/// Observes the time since `start`, and counts the response.
-fn serialized(models: &Models, json: Response, computed: Computed, start: Instant) -> Response {
-    models.metrics().stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
-    counted(models, json, computed)
+/// Calls `serialize`, and observes how long it takes.
+fn timed(metrics: &Metrics, serialize: impl FnOnce() -> Response) -> Response {
+    let start = Instant::now();
+    let response = serialize();
+    metrics.stage(Stage::Serialize).observe(start.elapsed().as_secs_f64());
+    response
 }
 
 /// The header of responses with the number of texts that were truncated.
 pub const TRUNCATED_TEXTS: HeaderName = HeaderName::from_static("x-truncated-texts");
 
-/// Adds the number of texts to the metrics, and `computed` to the response, for the log.
-pub fn counted(models: &Models, mut response: Response, computed: Computed) -> Response {
-    models.metrics().texts(&computed.model).inc_by(computed.texts as u64);
-    response.extensions_mut().insert(computed);
+/// Adds the number of texts to the metrics, and `stats` to the response, for the log.
+pub fn with_stats(metrics: &Metrics, mut response: Response, stats: RequestStats) -> Response {
+    metrics.texts(&stats.model).inc_by(stats.texts as u64);
+    response.extensions_mut().insert(stats);
     response
 }
 

@@ -1,6 +1,6 @@
 //! Health, metrics and the description of the server.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     extract::State,
@@ -13,9 +13,9 @@ use utoipa::ToSchema;
 
 use super::{embedding::hidden_size, tei};
 use crate::{
-    Models,
+    app::App,
     failure::{Failure, Kind, TeiFailures, json_response},
-    input::Partial,
+    input::PartialInput,
     model::Model,
 };
 
@@ -127,8 +127,9 @@ impl ModelInfo {
     tag = "TEI",
     responses((status = 200, description = "the response", body = Info), TeiFailures)
 )]
-pub async fn info(State(models): State<Models>) -> Result<Response, Failure> {
-    let (all, limits) = (models.all()?, models.limits());
+pub async fn info(State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    let all = app.registry.all()?;
+    let limits = &app.limits;
     let (name, first) = all[0].clone();
     Ok(json_response(&Info {
         model_id: name,
@@ -163,8 +164,8 @@ pub async fn live() {}
     security(()),
     responses((status = 200, description = "the server answers requests"), TeiFailures)
 )]
-pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
-    models.health()
+pub async fn health(State(app): State<Arc<App>>) -> Result<(), Failure> {
+    app.health()
 }
 
 /// Health for Amazon SageMaker: the same as `/health`
@@ -175,8 +176,8 @@ pub async fn health(State(models): State<Models>) -> Result<(), Failure> {
     security(()),
     responses((status = 200, description = "the server answers requests"), TeiFailures)
 )]
-pub async fn ping(State(models): State<Models>) -> Result<(), Failure> {
-    models.health()
+pub async fn ping(State(app): State<Arc<App>>) -> Result<(), Failure> {
+    app.health()
 }
 
 /// Requests of Amazon SageMaker: the same as `POST /`
@@ -191,10 +192,10 @@ pub async fn ping(State(models): State<Models>) -> Result<(), Failure> {
     )
 )]
 pub async fn invocations(
-    models: State<Models>,
-    request: Partial<tei::Fields>,
+    app: State<Arc<App>>,
+    request: PartialInput<tei::RouteFields>,
 ) -> Result<Response, Failure> {
-    tei::any(models, request).await
+    tei::any(app, request).await
 }
 
 /// Metrics in the text format of Prometheus
@@ -208,9 +209,9 @@ pub async fn invocations(
         TeiFailures,
     )
 )]
-pub async fn metrics(State(models): State<Models>) -> Result<Response, Failure> {
-    models.metrics().queue_oldest.set(models.engine().oldest_wait().as_secs_f64());
-    let text = models.metrics().text().map_err(|error| Failure::new(Kind::Internal, error))?;
+pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Failure> {
+    app.metrics.queue_oldest.set(app.engine.oldest_wait().as_secs_f64());
+    let text = app.metrics.text().map_err(|error| Failure::new(Kind::Internal, error))?;
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
 }

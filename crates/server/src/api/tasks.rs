@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 use axum::{extract::State, response::Response, routing::post};
 use encoder::{
-    Parameter, ParameterKind, Params, Pipeline, TaskVisitor, TextResult, TokenizedText, Tokens,
+    Parameter, ParameterKind, Params, Pipeline, TaskVisitor, TextResult, TokenizedText,
     for_each_task,
 };
 use serde::{
@@ -25,17 +25,16 @@ use utoipa::{
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::{
-    checks::{check_count, check_response, check_size},
+    checks::{check_count, check_response, check_size, text_name},
     embedding::{Outputs, Texts, compute},
     replies::{list_response, with_truncated},
 };
 use crate::{
-    Models,
+    app::App,
     engine::Sequence,
     failure::{Failure, TeiFailures},
     input::Input,
-    models::text_name,
-    responses::Computed,
+    responses::RequestStats,
     sending::elements,
 };
 
@@ -43,8 +42,8 @@ use crate::{
 const MAX_COUNT: usize = 1000;
 
 /// Adds the route of each task.
-pub fn add_routes(router: OpenApiRouter<Models>) -> OpenApiRouter<Models> {
-    struct Routes(OpenApiRouter<Models>);
+pub fn add_routes(router: OpenApiRouter<Arc<App>>) -> OpenApiRouter<Arc<App>> {
+    struct Routes(OpenApiRouter<Arc<App>>);
 
     impl TaskVisitor for Routes {
         fn visit<P: Pipeline>(&mut self) {
@@ -89,70 +88,77 @@ fn parameters<P: Pipeline>(values: Map<String, Value>) -> Result<(P::Params, usi
 }
 
 async fn run<P: Pipeline>(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<Request<P>>,
 ) -> Result<Response, Failure> {
     let Request { model, inputs, values, .. } = request.value;
     let (params, param_bytes) = parameters::<P>(values)?;
-    let found = models.find(model.as_deref(), P::TASK, |_: &P| true)?;
+    let found = app.registry.find(model.as_deref(), P::TASK, |_: &P| true)?;
     let texts = inputs.into_vec();
-    check_count(&models, texts.len(), "inputs")?;
+    check_count(&app.limits, texts.len(), "inputs")?;
     if P::SPLITS_TEXTS {
         texts.iter().enumerate().try_for_each(|(i, text)| check_size(&text_name(i), text))?;
     }
     let texts: Arc<Vec<(usize, String)>> = Arc::new(texts.into_iter().enumerate().collect());
-    let (pipeline, params) = (found.pipeline, Arc::new(params));
+    let pipeline = found.pipeline;
+    let params = Arc::new(params);
     let tokenizer = pipeline.tokenizer();
+    let pool = &app.tokenizer_pool;
     // The texts may be tokenized twice, because the memory for their windows is known only after
     // their tokens are counted.
-    let own = (pipeline.clone(), params.clone());
-    let size = move |texts: &[(usize, String)]| {
-        let size = |(index, text): &(usize, String)| named(*index, own.0.size(text, &own.1));
-        texts.iter().map(size).collect()
+    let size = {
+        let (pipeline, params) = (pipeline.clone(), params.clone());
+        move |texts: &[(usize, String)]| {
+            let size_of_text = |(index, text): &(usize, String)| {
+                with_text_name(*index, pipeline.size(text, &params))
+            };
+            texts.iter().map(size_of_text).collect()
+        }
     };
-    let sizes = models.tokenize(tokenizer, texts.clone(), param_bytes, text_name, size).await?;
+    let sizes = pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, size).await?;
     check_response(sizes.iter().map(|size| size.values).sum(), "inputs")?;
     let bytes = sizes.iter().map(|size| size.bytes).sum();
-    let memory = models.take_memory(bytes, "inputs").await?.with_body(request.bytes);
-    let own = (pipeline.clone(), params.clone());
-    let tokenize = move |texts: &[(usize, String)]| {
-        let inputs: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
-        let tokenized = own.0.tokenize_all(&inputs, &own.1).into_iter().zip(texts);
-        tokenized.map(|(text, (index, _))| named(*index, text)).collect()
+    let memory = app.memory.reserve(bytes, "inputs").await?.with_body(request.bytes);
+    let tokenize = {
+        let (pipeline, params) = (pipeline.clone(), params.clone());
+        move |texts: &[(usize, String)]| {
+            let inputs: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
+            let results = pipeline.tokenize_all(&inputs, &params).into_iter();
+            results.zip(texts).map(|(result, (index, _))| with_text_name(*index, result)).collect()
+        }
     };
-    let tokenized = models.tokenize(tokenizer, texts.clone(), param_bytes, text_name, tokenize);
-    let tokenized: Vec<TokenizedText<P::Context>> = tokenized.await?;
+    let tokenized: Vec<TokenizedText<P::Context>> =
+        pool.tokenize(tokenizer, texts.clone(), param_bytes, text_name, tokenize).await?;
 
-    let mut sequences: Vec<Tokens> = vec![];
-    let split = |TokenizedText { sequences: own, context }| {
-        let count = own.len();
-        sequences.extend(own);
-        (count, context)
+    let mut sequences: Vec<Sequence> = vec![];
+    let split = |text: TokenizedText<P::Context>| {
+        let count = text.sequences.len();
+        sequences.extend(text.sequences.into_iter().map(|tokens| Sequence { tokens, prompt: 0 }));
+        (count, text.context)
     };
     let contexts: Vec<(usize, P::Context)> = tokenized.into_iter().map(split).collect();
-    let sequences = sequences.into_iter().map(|tokens| Sequence { tokens, prompt: 0 }).collect();
     let target = found.model.values(pipeline.clone(), params.clone());
     let Outputs { values, tokens, truncated, memory } =
-        compute(&models, target, sequences, memory).await?;
-    let finished = models.on_thread(move || {
+        compute(&app.engine, target, sequences, memory).await?;
+    let finish = move || {
         let mut values = values.into_iter();
         let texts = Arc::unwrap_or_clone(texts).into_iter();
-        let finish = |((index, text), (count, context)): ((usize, String), (usize, _))| {
-            let own = values.by_ref().take(count).collect();
-            let result = named(index, pipeline.finish(&text, context, own, &params))?;
-            Ok(TextResult { text, result })
+        let finish_text = |((index, text), (count, context)): ((usize, String), (usize, _))| {
+            let values_of_text = values.by_ref().take(count).collect();
+            let result = pipeline.finish(&text, context, values_of_text, &params);
+            Ok(TextResult { result: with_text_name(index, result)?, text })
         };
-        (texts.zip(contexts).map(finish).collect::<Result<Vec<_>, Failure>>(), memory)
-    });
-    let (all, memory) = finished.await?;
-    let all = all?;
-    let computed = Computed { model: found.name, texts: all.len(), tokens };
-    let response = list_response(&models, elements(all.into_iter()), memory, computed);
+        let results: Result<Vec<_>, Failure> = texts.zip(contexts).map(finish_text).collect();
+        Ok::<_, Failure>((results?, memory))
+    };
+    let (results, memory) = pool.run(finish).await??;
+    let stats = RequestStats { model: found.name, texts: results.len(), tokens };
+    let response = list_response(&app.metrics, elements(results.into_iter()), memory, stats);
     Ok(with_truncated(response, truncated))
 }
 
 /// A result for the text at an index. The message of a failure names the text.
-fn named<T>(index: usize, result: encoder::Result<T>) -> Result<T, Failure> {
+fn with_text_name<T>(index: usize, result: encoder::Result<T>) -> Result<T, Failure> {
     result.map_err(|error| Failure::from(error).with_name(&text_name(index)))
 }
 
@@ -172,7 +178,8 @@ impl<'de, P: Pipeline> Visitor<'de> for RequestVisitor<P> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Request<P>, M::Error> {
-        let (mut model, mut inputs) = (None, None);
+        let mut model = None;
+        let mut inputs = None;
         let mut values = Map::new();
         while let Some(name) = map.next_key::<String>()? {
             let parameter = P::Params::PARAMETERS.iter().find(|known| known.name == name);
@@ -249,7 +256,7 @@ impl<'de> Visitor<'de> for ChoiceVisitor {
 }
 
 /// The route of a task, with its entry in the OpenAPI document.
-fn route<P: Pipeline>() -> UtoipaMethodRouter<Models> {
+fn route<P: Pipeline>() -> UtoipaMethodRouter<Arc<App>> {
     let mut schemas = vec![(request_name::<P>(), request_schema::<P>())];
     type Output<P> = TextResult<<P as Pipeline>::Output>;
     Output::<P>::schemas(&mut schemas);
@@ -264,11 +271,11 @@ fn route<P: Pipeline>() -> UtoipaMethodRouter<Models> {
     let body = ContentBuilder::new()
         .schema(Some(Ref::from_schema_name(request_name::<P>())))
         .example(Some(example));
-    let body = RequestBodyBuilder::new().content("application/json", body.build());
+    let request = RequestBodyBuilder::new().content("application/json", body.build());
     let list = ArrayBuilder::new().items(Ref::from_schema_name(Output::<P>::name()));
-    let list = ContentBuilder::new().schema(Some(list)).build();
-    let response =
-        ResponseBuilder::new().description("the response").content("application/json", list);
+    let response = ResponseBuilder::new()
+        .description("the response")
+        .content("application/json", ContentBuilder::new().schema(Some(list)).build());
     let responses = ResponsesBuilder::new()
         .responses_from_into_responses::<TeiFailures>()
         .response("200", response);
@@ -277,7 +284,7 @@ fn route<P: Pipeline>() -> UtoipaMethodRouter<Models> {
         .tag("Tasks")
         .summary(Some(format!("{}, as `encodle {}`", P::ABOUT, P::COMMAND)))
         .operation_id(Some(route.clone()))
-        .request_body(Some(body.required(Some(Required::True)).build()))
+        .request_body(Some(request.required(Some(Required::True)).build()))
         .responses(responses.build());
     let paths = PathsBuilder::new()
         .path(format!("/{route}"), PathItem::new(HttpMethod::Post, operation.build()));
@@ -290,24 +297,23 @@ fn request_name<P: Pipeline>() -> String {
 }
 
 fn request_schema<P: Pipeline>() -> RefOr<Schema> {
-    let model = format!("Name of the model [default: the first model for {}]", P::TASK);
+    let help = format!("Name of the model [default: the first model for {}]", P::TASK);
     let or_null = |kind: Type| -> SchemaType { [kind, Type::Null].into_iter().collect() };
-    let model = ObjectBuilder::new().schema_type(or_null(Type::String)).description(Some(model));
+    let model = ObjectBuilder::new().schema_type(or_null(Type::String)).description(Some(help));
     let mut object = ObjectBuilder::new()
         .property("model", model)
         .property("inputs", Ref::from_schema_name(Texts::name()))
         .required("inputs");
     for parameter in P::Params::PARAMETERS {
-        let value = ObjectBuilder::new();
         let value = match parameter.kind {
-            ParameterKind::Text => value.schema_type(Type::String),
-            ParameterKind::Count { .. } => {
-                let value = value.schema_type(or_null(Type::Integer));
-                value.minimum(Some(1)).maximum(Some(MAX_COUNT))
-            }
+            ParameterKind::Text => ObjectBuilder::new().schema_type(Type::String),
+            ParameterKind::Count { .. } => ObjectBuilder::new()
+                .schema_type(or_null(Type::Integer))
+                .minimum(Some(1))
+                .maximum(Some(MAX_COUNT)),
             ParameterKind::Choice { values, .. } => {
                 let names = values().into_iter().map(|(name, _)| Value::from(name));
-                value
+                ObjectBuilder::new()
                     .schema_type(or_null(Type::String))
                     .enum_values(Some(names.chain([Value::Null])))
             }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    checks::{check_count, check_response, check_top},
+    checks::{check_count, check_response, check_top, text_name},
     embedding::{self, Direction, Options, Outputs, Texts, TextsOrIds},
     fields::{object, optional_choice, optional_object},
     nested::{Nested, list},
@@ -26,12 +26,11 @@ use super::{
     replies::{list_response, with_truncated},
 };
 use crate::{
-    Models,
+    app::App,
     failure::{Failure, Kind, TeiFailures},
-    input::{FieldType, Input, Partial},
+    input::{FieldType, Input, PartialInput},
     model::{EMBEDDING, Task},
-    models::text_name,
-    responses::Computed,
+    responses::RequestStats,
     sending::{elements, nested_elements},
 };
 
@@ -79,7 +78,7 @@ enum OnlyFloat {
     responses((status = 200, description = "the response", body = Vec<Vec<f32>>), TeiFailures)
 )]
 pub async fn embed(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<EmbedRequest>,
 ) -> Result<Response, Failure> {
     let EmbedRequest {
@@ -92,7 +91,7 @@ pub async fn embed(
         dimensions,
         ..
     } = request.value;
-    let found = embedding::find(&models, model.as_deref())?;
+    let found = embedding::find(&app.registry, model.as_deref())?;
     let normalize = Some(normalize.unwrap_or(true));
     let options = Options {
         truncate: truncate.unwrap_or(true),
@@ -102,11 +101,11 @@ pub async fn embed(
         dimensions,
         ..Options::new("inputs")
     };
-    let embedded = embedding::vectors(&models, &found, inputs, options).await?;
+    let embedded = embedding::vectors(&app, &found, inputs, options).await?;
     let texts = embedded.values.len();
-    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
     let vectors = elements(embedded.values.into_iter());
-    let response = list_response(&models, vectors, embedded.memory, computed);
+    let response = list_response(&app.metrics, vectors, embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -138,23 +137,23 @@ pub struct EmbedAllRequest {
     responses((status = 200, description = "the response", body = Vec<Vec<Vec<f32>>>), TeiFailures)
 )]
 pub async fn embed_all(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<EmbedAllRequest>,
 ) -> Result<Response, Failure> {
     let EmbedAllRequest { model, inputs, truncate, truncation_direction, prompt_name } =
         request.value;
-    let found = embedding::find(&models, model.as_deref())?;
+    let found = embedding::find(&app.registry, model.as_deref())?;
     let truncate = truncate.unwrap_or(true);
     let options = Options { truncate, truncation_direction, prompt_name, ..Options::new("inputs") };
-    let embedded = embedding::states(&models, &found, inputs, options).await?;
+    let embedded = embedding::states(&app, &found, inputs, options).await?;
     let width = embedding::hidden_size(&found.model);
     let texts = embedded.values.len();
-    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
-    let rows = embedded.values.into_iter().map(move |states| {
+    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
+    let lists = embedded.values.into_iter().map(move |states| {
         let rows = 0..states.len() / width;
         rows.map(move |i| states[i * width..(i + 1) * width].to_vec())
     });
-    let response = list_response(&models, nested_elements(rows), embedded.memory, computed);
+    let response = list_response(&app.metrics, nested_elements(lists), embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -281,7 +280,7 @@ enum Predictions {
     responses((status = 200, description = "the response", body = Predictions), TeiFailures)
 )]
 pub async fn predict(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<PredictRequest>,
 ) -> Result<Response, Failure> {
     let PredictRequest { model, inputs, truncate, truncation_direction, raw_scores, parameters } =
@@ -297,14 +296,14 @@ pub async fn predict(
         }
         (Some(false) | None, function) => function.map(LogitActivation::from),
     };
-    let found = ranking::find(&models, model.as_deref())?;
+    let found = ranking::find(&app.registry, model.as_deref())?;
     let (pairs, is_one): (Vec<Pair>, bool) = match inputs {
         PredictInputs::Text(text) => (vec![(text, None)], true),
         PredictInputs::One(list) if list.is_empty() => (vec![], false),
         PredictInputs::One(list) => (vec![pair(list)?], true),
         PredictInputs::Many(all) => (all.into_iter().map(pair).collect::<Result<_, _>>()?, false),
     };
-    check_count(&models, pairs.len(), "inputs")?;
+    check_count(&app.limits, pairs.len(), "inputs")?;
     let texts = pairs.len();
     let values = texts * found.pipeline.labels().names().len();
     check_response(values, "inputs")?;
@@ -312,7 +311,7 @@ pub async fn predict(
     let truncate = truncate.unwrap_or(true);
     let options = Options { name_of, truncate, truncation_direction, ..Options::new("inputs") };
     let pairs = Arc::new(pairs);
-    let logits = ranking::logits(&models, &found, pairs, 0, options, tokenize_mixed);
+    let logits = ranking::logits(&app, &found, pairs, 0, options, tokenize_mixed);
     let Outputs { values: logits, tokens, truncated, memory } = logits.await?;
     let scores: Vec<Vec<f32>> = match function {
         Some(function) => logits.into_iter().map(|logits| function.apply(logits)).collect(),
@@ -320,16 +319,16 @@ pub async fn predict(
     };
     let classifier = found.pipeline;
     let count = top_k.unwrap_or(usize::MAX);
-    let of_text = move |scores: Vec<f32>| -> Vec<Prediction> {
+    let predictions_of_text = move |scores: Vec<f32>| -> Vec<Prediction> {
         let labels = classifier.labels().names();
         let prediction = |i: usize| Prediction { score: scores[i], label: labels[i].clone() };
         descending(&scores).into_iter().take(count).map(prediction).collect()
     };
-    let computed = Computed { model: found.name, texts, tokens };
-    let mut all = scores.into_iter().map(of_text);
+    let stats = RequestStats { model: found.name, texts, tokens };
+    let mut all = scores.into_iter().map(predictions_of_text);
     let predictions =
         if is_one { elements(all.next().into_iter().flatten()) } else { elements(all) };
-    let response = list_response(&models, predictions, memory, computed);
+    let response = list_response(&app.metrics, predictions, memory, stats);
     Ok(with_truncated(response, truncated))
 }
 
@@ -344,16 +343,16 @@ fn tokenize_mixed(classifier: &TextClassifier, pairs: &[Pair]) -> Result<Vec<Tok
         .iter()
         .filter_map(|(first, second)| Some((first.as_str(), second.as_deref()?)))
         .collect();
-    let mut of_texts = classifier.tokenize_texts(&texts)?.into_iter();
+    let mut text_tokens = classifier.tokenize_texts(&texts)?.into_iter();
     // A model with a chat template refuses pairs, even an empty list.
-    let mut of_pairs = if pairs_only.is_empty() {
+    let mut pair_tokens = if pairs_only.is_empty() {
         vec![].into_iter()
     } else {
         classifier.tokenize_text_pairs(&pairs_only)?.into_iter()
     };
     let next = |(_, second): &Pair| match second {
-        None => of_texts.next(),
-        Some(_) => of_pairs.next(),
+        None => text_tokens.next(),
+        Some(_) => pair_tokens.next(),
     };
     Ok(pairs.iter().filter_map(next).collect())
 }
@@ -408,7 +407,7 @@ struct Rank {
     responses((status = 200, description = "the response", body = Vec<Rank>), TeiFailures)
 )]
 pub async fn rerank(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<RankRequest>,
 ) -> Result<Response, Failure> {
     let RankRequest {
@@ -422,22 +421,23 @@ pub async fn rerank(
         top_n,
     } = request.value;
     check_top("top_n", top_n)?;
-    let found = ranking::find_ranker(&models, model.as_deref())?;
+    let found = ranking::find_ranker(&app.registry, model.as_deref())?;
     let texts = Arc::new(texts);
     let returned = (return_text == Some(true)).then(|| texts.clone());
-    let (count, raw) = (texts.len(), raw_scores == Some(true));
+    let count = texts.len();
+    let raw = raw_scores == Some(true);
     let truncate = truncate.unwrap_or(true);
     let options = Options { truncate, truncation_direction, ..Options::new("texts") };
-    let scored = ranking::score_documents(&models, &found, query, texts, options, raw).await?;
+    let scored = ranking::score_documents(&app, &found, query, texts, options, raw).await?;
     let DocumentScores { scores, tokens, truncated, memory } = scored;
     let best = descending(&scores).into_iter().take(top_n.unwrap_or(count));
     let ranks = best.map(move |index| {
         let text = returned.as_ref().map(|all| all[index].clone());
         Rank { index, score: scores[index], text }
     });
-    let computed = Computed { model: found.name, texts: count, tokens };
+    let stats = RequestStats { model: found.name, texts: count, tokens };
     let memory = memory.with_body(request.bytes); // the response may contain the texts
-    let response = list_response(&models, elements(ranks), memory, computed);
+    let response = list_response(&app.metrics, elements(ranks), memory, stats);
     Ok(with_truncated(response, truncated))
 }
 
@@ -489,13 +489,13 @@ struct SimilarityParameters {
     responses((status = 200, description = "the response", body = Vec<f32>), TeiFailures)
 )]
 pub async fn similarity(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<SimilarityRequest>,
 ) -> Result<Response, Failure> {
     let SimilarityRequest { model, inputs, parameters } = request.value;
     let SimilarityParameters { truncate, truncation_direction, prompt_name } =
         parameters.unwrap_or_default();
-    let found = embedding::find(&models, model.as_deref())?;
+    let found = embedding::find(&app.registry, model.as_deref())?;
     if inputs.sentences.is_empty() {
         let message = "sentences is empty: expected at least one element";
         return Err(Failure::new(Kind::Empty, message).with_field("sentences"));
@@ -514,7 +514,7 @@ pub async fn similarity(
         normalize,
         ..Options::new("source_sentence with sentences")
     };
-    let embedded = embedding::vectors(&models, &found, TextsOrIds::Texts(texts), options).await?;
+    let embedded = embedding::vectors(&app, &found, TextsOrIds::Texts(texts), options).await?;
     let cosines: Vec<f32> = match &embedded.values[..] {
         [source, sentences @ ..] => {
             sentences.iter().map(|sentence| cosine(source, sentence)).collect()
@@ -522,9 +522,9 @@ pub async fn similarity(
         [] => vec![],
     };
     let texts = embedded.values.len();
-    let computed = Computed { model: found.name, texts, tokens: embedded.tokens };
+    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
     let cosines = elements(cosines.into_iter());
-    let response = list_response(&models, cosines, embedded.memory, computed);
+    let response = list_response(&app.metrics, cosines, embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
 }
 
@@ -575,46 +575,48 @@ struct SimpleToken {
     )
 )]
 pub async fn tokenize(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<TokenizeRequest>,
 ) -> Result<Response, Failure> {
     let TokenizeRequest { model, inputs, add_special_tokens, prompt_name } = request.value;
-    let (name, model) = models.any(model.as_deref())?;
+    let (name, model) = app.registry.get(model.as_deref())?;
     let texts = inputs.into_vec();
-    check_count(&models, texts.len(), "inputs")?;
+    check_count(&app.limits, texts.len(), "inputs")?;
     let prompt = prompt(model.task(), prompt_name.as_deref())?;
     // A byte has at most six tokens: NFKC makes 18 characters of the three bytes of U+FDFA.
-    let bytes = texts.iter().map(|text| 6 * (prompt.len() + text.len()) + MAX_SPECIAL);
-    let bytes = bytes.sum::<usize>();
+    let max_tokens: usize =
+        texts.iter().map(|text| 6 * (prompt.len() + text.len()) + MAX_SPECIAL).sum();
     let count = texts.len();
     let special = add_special_tokens.unwrap_or(true);
     let prompt_length = prompt.len();
-    let (total, own) = (AtomicUsize::new(0), model.clone());
-    let tokenizer = model.tokenizer();
-    let texts = Arc::new(texts);
-    let all = models.tokenize(tokenizer, texts, prompt_length, text_name, move |texts| {
-        let tokens = |text: &String| {
-            let text = SplitText::new(own.tokenizer(), format!("{prompt}{text}"), special)?;
-            let more = text.tokens.len();
-            if total.fetch_add(more, Ordering::Relaxed) + more > MAX_TOKENS {
+    let total = AtomicUsize::new(0);
+    let owned_model = model.clone();
+    let split = move |texts: &[String]| {
+        let split_text = |text: &String| {
+            let with_prompt = format!("{prompt}{text}");
+            let split = SplitText::new(owned_model.tokenizer(), with_prompt, special)?;
+            let count = split.tokens.len();
+            if total.fetch_add(count, Ordering::Relaxed) + count > MAX_TOKENS {
                 let message = format!(
                     "the response would have more than {MAX_TOKENS} tokens: send fewer or \
-                         shorter texts"
+                     shorter texts"
                 );
                 Err(Failure::new(Kind::TooLarge, message).with_field("inputs"))
             } else {
-                Ok(text)
+                Ok(split)
             }
         };
-        texts.iter().map(tokens).collect()
-    });
-    let bytes = size_of::<SplitToken>() * MAX_TOKENS.min(bytes);
-    let memory = models.take_memory(bytes, "inputs").await?;
-    let all = all.await?;
+        texts.iter().map(split_text).collect::<Result<Vec<_>, _>>()
+    };
+    let bytes = size_of::<SplitToken>() * MAX_TOKENS.min(max_tokens);
+    let memory = app.memory.reserve(bytes, "inputs").await?;
+    let texts = Arc::new(texts);
+    let pool = &app.tokenizer_pool;
+    let all = pool.tokenize(model.tokenizer(), texts, prompt_length, text_name, split).await?;
     let tokens = all.iter().map(|text| text.tokens.len()).sum();
-    let computed = Computed { model: name, texts: count, tokens };
-    let all = nested_elements(all.into_iter().map(SplitText::into_tokens));
-    Ok(list_response(&models, all, memory.with_body(request.bytes), computed))
+    let stats = RequestStats { model: name, texts: count, tokens };
+    let lists = nested_elements(all.into_iter().map(SplitText::into_tokens));
+    Ok(list_response(&app.metrics, lists, memory.with_body(request.bytes), stats))
 }
 
 /// Number of bytes of a long token, such as a row of dashes.
@@ -737,43 +739,44 @@ impl TryFrom<Nested> for Ids {
     responses((status = 200, description = "the response", body = Vec<String>), TeiFailures)
 )]
 pub async fn decode(
-    State(models): State<Models>,
+    State(app): State<Arc<App>>,
     request: Input<DecodeRequest>,
 ) -> Result<Response, Failure> {
     let DecodeRequest { model, ids, skip_special_tokens } = request.value;
-    let (name, model) = models.any(model.as_deref())?;
+    let (name, model) = app.registry.get(model.as_deref())?;
     let lists = match ids {
         Ids::One(ids) if ids.is_empty() => vec![],
         Ids::One(ids) => vec![ids],
         Ids::Many(lists) => lists,
     };
-    check_count(&models, lists.len(), "ids")?;
+    check_count(&app.limits, lists.len(), "ids")?;
     let tokens = lists.iter().map(Vec::len).sum();
     if tokens > MAX_TOKENS {
         let message = format!("the request has {tokens} token ids: expected at most {MAX_TOKENS}");
         return Err(Failure::new(Kind::TooLarge, message).with_field("ids"));
     }
-    let memory = models.take_memory(LONGEST_TOKEN * tokens, "ids").await?;
-    let own = model.clone();
-    let texts = models.tokenize(model.tokenizer(), Arc::new(lists), 0, text_name, move |lists| {
-        let decode = |ids: &Vec<u32>| {
+    let memory = app.memory.reserve(LONGEST_TOKEN * tokens, "ids").await?;
+    let owned_model = model.clone();
+    let decode = move |lists: &[Vec<u32>]| {
+        let decode_list = |ids: &Vec<u32>| {
             if skip_special_tokens.unwrap_or(true) {
-                own.tokenizer().decode(ids)
+                owned_model.tokenizer().decode(ids)
             } else {
-                own.tokenizer().decode_all(ids)
+                owned_model.tokenizer().decode_all(ids)
             }
         };
-        let texts = lists.iter().map(decode).collect::<encoder::Result<Vec<String>>>();
+        let texts = lists.iter().map(decode_list).collect::<encoder::Result<Vec<String>>>();
         texts.map_err(|error| Failure::from(error).with_field("ids"))
-    });
-    let texts = texts.await?;
-    let computed = Computed { model: name, texts: texts.len(), tokens };
-    Ok(list_response(&models, elements(texts.into_iter()), memory, computed))
+    };
+    let pool = &app.tokenizer_pool;
+    let texts = pool.tokenize(model.tokenizer(), Arc::new(lists), 0, text_name, decode).await?;
+    let stats = RequestStats { model: name, texts: texts.len(), tokens };
+    Ok(list_response(&app.metrics, elements(texts.into_iter()), memory, stats))
 }
 
 /// The fields that choose the route of a request to `POST /`.
 #[derive(Deserialize)]
-pub struct Fields {
+pub struct RouteFields {
     #[serde(default)]
     model: Option<String>,
     #[serde(default)]
@@ -795,35 +798,36 @@ pub struct Fields {
     )
 )]
 pub async fn any(
-    State(models): State<Models>,
-    request: Partial<Fields>,
+    State(app): State<Arc<App>>,
+    request: PartialInput<RouteFields>,
 ) -> Result<Response, Failure> {
-    let Fields { model, inputs, query } = &request.fields;
+    let RouteFields { model, inputs, query } = &request.fields;
     // As for every optional field, an empty name is no name.
-    let (name, model) = models.any(model.as_deref().filter(|name| !name.is_empty()))?;
-    let (has_object, has_query) = (*inputs == FieldType::Object, *query != FieldType::Null);
+    let (name, model) = app.registry.get(model.as_deref().filter(|name| !name.is_empty()))?;
+    let has_object = *inputs == FieldType::Object;
+    let has_query = *query != FieldType::Null;
     // Without the field `model`, the route that is called would choose its own default model.
     let own_name = Some(name.clone());
     match model.task_name() {
         EMBEDDING if has_object => {
             let mut request: Input<SimilarityRequest> = request.parse()?;
             request.value.model = own_name;
-            similarity(State(models), request).await
+            similarity(State(app), request).await
         }
         EMBEDDING => {
             let mut request: Input<EmbedRequest> = request.parse()?;
             request.value.model = own_name;
-            embed(State(models), request).await
+            embed(State(app), request).await
         }
         TextClassifier::TASK if has_query => {
             let mut request: Input<RankRequest> = request.parse()?;
             request.value.model = own_name;
-            rerank(State(models), request).await
+            rerank(State(app), request).await
         }
         TextClassifier::TASK => {
             let mut request: Input<PredictRequest> = request.parse()?;
             request.value.model = own_name;
-            predict(State(models), request).await
+            predict(State(app), request).await
         }
         task => {
             let message = format!(

@@ -59,10 +59,10 @@ struct State {
 
 impl Engine {
     pub fn start(limits: Limits, metrics: Arc<Metrics>) -> std::io::Result<Self> {
-        let (state, wake) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { state, wake, limits, metrics });
-        let of_thread = shared.clone();
-        thread::Builder::new().name("engine".to_string()).spawn(move || of_thread.run())?;
+        let shared =
+            Arc::new(Shared { state: Mutex::default(), wake: Condvar::new(), limits, metrics });
+        let shared_of_thread = shared.clone();
+        thread::Builder::new().name("engine".to_string()).spawn(move || shared_of_thread.run())?;
         Ok(Self { shared })
     }
 
@@ -90,7 +90,7 @@ impl Engine {
             self.shared.set_queue_metrics(&state);
         }
         self.shared.wake.notify_one();
-        let values = received.await.unwrap_or_else(|_| Err(stopped()));
+        let values = received.await.unwrap_or_else(|_| Err(stop_failure()));
         self.observe(start);
         let typed = |values: Box<dyn Any + Send>| {
             *values.downcast().expect("the computation of a target has the target's type of values")
@@ -143,15 +143,18 @@ impl Engine {
         inputs: Vec<(usize, I)>,
         compute: impl Fn(I) -> Result<T, Failure> + Send + Sync + 'static,
     ) -> Result<Vec<T>, Failure> {
-        let (start, count, compute) = (Instant::now(), inputs.len(), Arc::new(compute));
+        let start = Instant::now();
+        let count = inputs.len();
+        let compute = Arc::new(compute);
         let (send, mut results) = mpsc::unbounded_channel();
         let total = inputs.iter().map(|(tokens, _)| tokens).sum();
         let call = |(index, (tokens, input)): (usize, (usize, I))| {
-            let (send, compute) = (send.clone(), compute.clone());
+            let send = send.clone();
+            let compute = compute.clone();
             let run = move || {
                 if !send.is_closed() {
-                    let result = catch_unwind(AssertUnwindSafe(|| compute(input)));
-                    let result = result.unwrap_or_else(|panic| Err(panicked(&*panic)));
+                    let result = catch_unwind(AssertUnwindSafe(|| compute(input)))
+                        .unwrap_or_else(|panic| Err(panic_failure(&*panic)));
                     send.send((index, result)).ok(); // the client may be gone
                 }
             };
@@ -169,7 +172,7 @@ impl Engine {
         }
         let mut all: Vec<Option<T>> = (0..count).map(|_| None).collect();
         for _ in 0..count {
-            let (index, result) = results.recv().await.ok_or_else(stopped)?;
+            let (index, result) = results.recv().await.ok_or_else(stop_failure)?;
             match result {
                 Ok(result) => all[index] = Some(result),
                 Err(failure) => {
@@ -277,7 +280,8 @@ impl Shared {
 
     /// Waits for the next batch; `None` after the engine is dropped.
     fn next(&self) -> Option<Batch> {
-        let (budget, delay) = (self.limits.max_batch_tokens, self.limits.batch_delay);
+        let budget = self.limits.max_batch_tokens;
+        let delay = self.limits.batch_delay;
         let mut state = self.lock();
         loop {
             if state.is_closed {
@@ -316,7 +320,7 @@ fn compute(target: &UntypedTarget, items: Vec<Item>) {
         let result = catch_unwind(AssertUnwindSafe(|| target.compute.compute_any(&sequences)));
         match result {
             Ok(values) => values.map_err(Failure::from),
-            Err(panic) => Err(panicked(&*panic)),
+            Err(panic) => Err(panic_failure(&*panic)),
         }
     };
     match compute(&items) {
@@ -335,13 +339,13 @@ fn compute(target: &UntypedTarget, items: Vec<Item>) {
     }
 }
 
-fn stopped() -> Failure {
+fn stop_failure() -> Failure {
     Failure::unavailable("the server is shutting down: try again later")
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> Failure {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
+fn panic_failure(panic: &(dyn Any + Send)) -> Failure {
+    let string = panic.downcast_ref::<String>().map(String::as_str);
+    let text = string.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
     tracing::error!(panic = text, "a computation panicked");
     Failure::new(Kind::Internal, "the computation panicked: this is a defect of the server")
 }

@@ -276,9 +276,11 @@ impl Queue {
     /// the estimate is `tokens`, but at least the tokens of the waiting request's next sequence or
     /// call, and at most all its tokens.
     pub fn ahead(&self, tokens: usize) -> impl Iterator<Item = (SpeedKey, usize)> + '_ {
-        let of = move |request: &Request| request.tokens.min(tokens.max(request.next_tokens()));
         let waiting = self.waiting().filter(|request| !request.is_done());
-        waiting.map(move |request| (request.speed_key(), of(request)))
+        waiting.map(move |request| {
+            let ahead = request.tokens.min(tokens.max(request.next_tokens()));
+            (request.speed_key(), ahead)
+        })
     }
 
     /// Removes the next batch of at most `budget` tokens; a longer sequence is a batch of its own.
@@ -308,7 +310,8 @@ impl Queue {
             Work::Sequences { target, .. } => target.key,
         };
         self.requests.push_front(first);
-        let (mut batch, mut tokens) = (vec![], 0);
+        let mut batch = vec![];
+        let mut tokens = 0;
         let mut target = None;
         let mut served = vec![false; self.requests.len()];
         let mut took = true;
@@ -328,7 +331,8 @@ impl Queue {
                 tokens += length;
                 request.tokens -= length;
                 self.tokens -= length;
-                (*served, took) = (true, true);
+                *served = true;
+                took = true;
             }
         }
         self.move_back(&served);
@@ -346,7 +350,8 @@ impl Queue {
         let waiting = |requests: Vec<(Request, _)>| {
             requests.into_iter().map(|(request, _)| request).filter(waits).collect()
         };
-        (self.requests, self.served) = (waiting(front), waiting(behind));
+        self.requests = waiting(front);
+        self.served = waiting(behind);
     }
 }
 
@@ -392,8 +397,7 @@ mod tests {
     fn next(queue: &mut Queue, budget: usize) -> Vec<(u32, usize)> {
         match queue.next(budget) {
             Some(Batch::Sequences(_, items)) => {
-                let of = |item: &Item| (item.sequence.tokens.input_ids[0], item.index);
-                items.iter().map(of).collect()
+                items.iter().map(|item| (item.sequence.tokens.input_ids[0], item.index)).collect()
             }
             _ => vec![],
         }
