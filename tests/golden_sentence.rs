@@ -10,7 +10,7 @@ use encoder::{
 };
 use tempfile::TempDir;
 
-use crate::support::{Golden, MINILM, assert_close, golden};
+use crate::support::{Golden, MINILM, assert_close, copy_folder, golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -50,19 +50,7 @@ fn minilm_with(overlay: &Path) -> Result<TempDir> {
     {
         fs::copy(Path::new(MINILM).join(name), dir.path().join(name))?;
     }
-    for entry in fs::read_dir(overlay)? {
-        let entry = entry?.path();
-        let to = dir.path().join(entry.file_name().expect("a name"));
-        if entry.is_file() {
-            fs::copy(entry, to)?;
-            continue;
-        }
-        fs::create_dir(&to)?;
-        for file in fs::read_dir(entry)? {
-            let file = file?.path();
-            fs::copy(&file, to.join(file.file_name().expect("a name")))?;
-        }
-    }
+    copy_folder(overlay, dir.path())?;
     Ok(dir)
 }
 

@@ -34,6 +34,21 @@ pub fn golden_copy(folder: &str, files: &[&str]) -> std::io::Result<tempfile::Te
     Ok(dir)
 }
 
+/// Copies the files of a folder and of its subfolders.
+pub fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &to)?;
+        } else {
+            std::fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
+}
+
 /// The tensors of a golden file.
 pub struct Golden(HashMap<String, Tensor>);
 

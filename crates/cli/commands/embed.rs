@@ -187,10 +187,13 @@ impl Args {
         let dimensions = [("--dimensions", self.dimensions.is_some())];
         let pooling = self.model.options_of_dense_models();
         refuse(&[&dimensions[..], &pooling].concat(), EmbeddingKind::Sparse)?;
-        if let (true, Output::File(run)) = (self.tokens, output)
-            && run.format() != Some(VectorFormat::Jsonl)
-        {
-            return Err(usage_error("--tokens is for JSON lines: expected an output of .jsonl"));
+        let has_lines = match output {
+            Output::File(run) => run.format() == Some(VectorFormat::Jsonl),
+            Output::Lines => true,
+            Output::Table => false,
+        };
+        if self.tokens && !has_lines {
+            return Err(usage_error("--tokens is for JSON lines: expected --format jsonl"));
         }
         let model = SparseEmbedder::from_files(files, &self.model.load_options()?)?;
         let model = match self.max_active_dims {
@@ -267,8 +270,8 @@ enum Output {
 fn refuse(options: &[(&str, bool)], kind: EmbeddingKind) -> Result<()> {
     match options.iter().find(|(_, is_given)| *is_given) {
         Some((option, _)) => Err(usage_error(format!(
-            "{option} has no effect on a {kind} model: expected a model of another kind, or \
-             --kind; leave the option out"
+            "{option} has no effect on a {kind} model: leave the option out, or use a model of \
+             another kind"
         ))),
         None => Ok(()),
     }

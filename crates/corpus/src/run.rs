@@ -315,9 +315,13 @@ impl EmbedRun {
         let mut hasher = XxHash64::default();
         let values = test_rows.iter().flat_map(|row| row.values());
         values.for_each(|value| hasher.write(&value.to_le_bytes()));
+        let rows = match embedder.settings() {
+            settings if settings.is_empty() => settings,
+            settings => format!("; {settings}"),
+        };
         Ok(format!(
             "input {}; model {}; weights, pooling and precision with the test hash {:016x}; {}; long texts \
-             {}; at most {} tokens; {} values of {}; output {}",
+             {}; at most {} tokens; {} values of {}{rows}; output {}",
             self.source.settings()?,
             self.model.as_deref().unwrap_or("without a name"),
             hasher.finish(),

@@ -31,6 +31,12 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// E, the length of a vector.
     fn dimension(&self) -> usize;
 
+    /// The settings that change the rows of some texts only, as text; equal settings have equal
+    /// texts. A resumed run compares them.
+    fn settings(&self) -> String {
+        String::new()
+    }
+
     /// Tokenizes texts for [`Self::embed_rows`].
     ///
     /// # Errors

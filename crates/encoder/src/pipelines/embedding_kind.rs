@@ -12,7 +12,7 @@ crate::choices! {
     pub enum EmbeddingKind: "kind of embedding", default Dense {
         /// A vector of fixed length.
         Dense = "dense",
-        /// Weights of the tokens of the vocabulary, most of which are 0.
+        /// Values of a few dimensions, which are tokens of the vocabulary in most models.
         Sparse = "sparse",
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use candle_core::{Device, Tensor};
 use ops::l2_normalize;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     Error, Pooling, Result,
@@ -88,28 +89,37 @@ impl Default for InputOutput {
 /// same name, of which sentence-transformers runs one.
 fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
     let Some(mut entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
-    let unsupported =
-        |key, expected, got: &str| Error::unsupported(files.path(FILE), key, expected, got);
     let mut names = BTreeSet::new();
-    for entry in &mut entries {
+    for entry in &entries {
         if let Some(name) = entry.name.as_ref().filter(|name| !names.insert(name.to_string())) {
-            return Err(unsupported("a second module's name", "a name for each module", name));
+            let expected = "a name for each module";
+            let path = files.path(FILE);
+            return Err(Error::unsupported(path, "a second module's name", expected, name));
         }
+    }
+    normalize_paths(&mut entries, &files.path(FILE))?;
+    Ok(Some(entries))
+}
+
+/// Removes `.` and slashes at the end from the paths of modules. `file` is the path of the file with
+/// the entries.
+///
+/// # Errors
+/// [`crate::ConfigError::Unsupported`] for a path outside the folder.
+fn normalize_paths(entries: &mut [Entry], file: &str) -> Result<()> {
+    for entry in entries {
         let parts = Path::new(&entry.path).components().filter(|part| *part != Component::CurDir);
         let parts = parts.map(|part| match part {
             Component::Normal(name) => name.to_str(),
             _ => None,
         });
         let Some(parts) = parts.collect::<Option<Vec<&str>>>() else {
-            return Err(unsupported(
-                "a module's path",
-                "a subfolder of the model's folder",
-                &entry.path,
-            ));
+            let expected = "a subfolder of the model's folder";
+            return Err(Error::unsupported(file, "a module's path", expected, &entry.path));
         };
-        entry.path = parts.join("/"); // without `.` and without a slash at the end
+        entry.path = parts.join("/");
     }
-    Ok(Some(entries))
+    Ok(())
 }
 
 /// The files of the transformer `entry`.
@@ -206,17 +216,48 @@ struct RouterConfig {
     types: BTreeMap<String, String>,
     /// The paths of the modules of each route.
     structure: BTreeMap<String, Vec<String>>,
+    #[serde(default)]
+    parameters: RouterParameters,
+}
+
+/// The parameters of a Router.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RouterParameters {
+    /// The route of texts that are neither queries nor documents.
+    default_route: Option<String>,
+    /// Other routes for some tasks and kinds of inputs.
+    route_mappings: serde_json::Map<String, Value>,
 }
 
 impl RouterConfig {
-    /// The modules of a route.
-    fn entries(&self, route: &str) -> Vec<Entry> {
+    /// Checks that texts without a task are documents. `file` is the path of this file.
+    ///
+    /// # Errors
+    /// [`crate::ConfigError::Unsupported`] if they have another route.
+    fn check_default_route(&self, file: &str) -> Result<()> {
+        let RouterParameters { default_route, route_mappings } = &self.parameters;
+        if default_route.as_deref() != Some("document") {
+            let got = default_route.as_deref().unwrap_or("null");
+            return Err(Error::unsupported(file, "default_route", "document", got));
+        }
+        if !route_mappings.is_empty() {
+            let got = Value::from(route_mappings.clone());
+            return Err(Error::unsupported(file, "route_mappings", "no mappings", got));
+        }
+        Ok(())
+    }
+
+    /// The modules of a route. `file` is the path of this file.
+    fn entries(&self, route: &str, file: &str) -> Result<Vec<Entry>> {
         let paths = self.structure.get(route).into_iter().flatten();
         let entry = |path: &String| {
             let class = self.types.get(path).cloned().unwrap_or_default();
             Entry { class, path: path.clone(), name: None }
         };
-        paths.map(entry).collect()
+        let mut entries: Vec<Entry> = paths.map(entry).collect();
+        normalize_paths(&mut entries, file)?;
+        Ok(entries)
     }
 }
 
@@ -242,24 +283,33 @@ pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
         let documents = SparseDocuments::Splade { transformer, pooling };
         return Ok(SparseModules { documents, queries: None });
     };
-    let expected = "Transformer and SpladePooling; or Transformer, Pooling and SparseAutoEncoder; \
-                    or a Router to SparseStaticEmbedding for queries and to the former for \
-                    documents";
-    let error = |entries: &[Entry]| unsupported(files, entries, expected);
+    let expected = "Transformer and SpladePooling; Transformer, Pooling and SparseAutoEncoder; or \
+                    a Router";
     if let [router] = &entries[..]
         && router.class() == "Router"
     {
-        let files = files.folder(&router.path);
-        let config: RouterConfig = files.need_json(ROUTER, "the routes of the Router")?.to()?;
-        let queries = config.entries("query");
-        return match &queries[..] {
-            [query] if query.class() == "SparseStaticEmbedding" => {
-                let documents = config.entries("document");
-                let documents = splade(&files, &documents)?.ok_or_else(|| error(&documents))?;
-                Ok(SparseModules { documents, queries: Some(files.folder(&query.path)) })
-            }
-            _ => Err(error(&queries)),
+        let files = transformer_files(files, router)?;
+        let json = files.need_json(ROUTER, "the routes of the Router")?;
+        let config: RouterConfig = json.to()?;
+        config.check_default_route(json.path())?;
+        let route = |name: &'static str, expected, entries: &[Entry]| {
+            let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
+            let got =
+                if classes.is_empty() { "(no modules)".to_string() } else { classes.join(", ") };
+            Error::unsupported(json.path(), name, expected, got)
         };
+        let queries = config.entries("query", json.path())?;
+        let documents = config.entries("document", json.path())?;
+        let [query] = &queries[..] else {
+            return Err(route("structure.query", "SparseStaticEmbedding", &queries));
+        };
+        if query.class() != "SparseStaticEmbedding" {
+            return Err(route("structure.query", "SparseStaticEmbedding", &queries));
+        }
+        let expected = "Transformer and SpladePooling";
+        let documents = splade(&files, &documents)?
+            .ok_or_else(|| route("structure.document", expected, &documents))?;
+        return Ok(SparseModules { documents, queries: Some(files.folder(&query.path)) });
     }
     let documents = match splade(files, &entries)? {
         Some(documents) => documents,
@@ -270,7 +320,7 @@ pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
             },
             last => {
                 entries.extend(last);
-                return Err(error(&entries));
+                return Err(unsupported(files, &entries, expected));
             }
         },
     };

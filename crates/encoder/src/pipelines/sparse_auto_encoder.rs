@@ -5,7 +5,7 @@ use ops::{ComputeType, Linear, Weights};
 use serde::Deserialize;
 
 use crate::{
-    Result, SparseVector,
+    ConfigError, Error, Result, SparseVector,
     load::{self, ModelFolder, Read},
 };
 
@@ -60,7 +60,10 @@ impl SparseAutoEncoder {
         let Config { input_dim, hidden_dim, k, normalize } = json.to()?;
         if input_dim != width {
             let (path, got, expected) = (json.path().to_string(), input_dim, width);
-            return Err(crate::ConfigError::Width { path, got, expected }.into());
+            return Err(ConfigError::Width { path, got, expected }.into());
+        }
+        if !(1..=hidden_dim).contains(&k) {
+            return Err(Error::unsupported(json.path(), "k", "1 to hidden_dim", k));
         }
         load::module(files, Read::All, device, |weights: Weights| {
             // The decoder has the encoder's matrix: a file stores it under one of both names.

@@ -15,14 +15,12 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    ConfigError, EmbedOptions, EncoderForMaskedLm, EncoderModel, LoadOptions, LoadReport,
-    ModelConfig, ModelFiles, Prompt, RaggedBatch, Result, SparseVector, TextTokenizer, Tokens,
+    ConfigError, EmbedOptions, EncoderForMaskedLm, EncoderModel, Error, InputError, LoadOptions,
+    LoadReport, ModelConfig, ModelFiles, Prompt, RaggedBatch, Result, SparseVector,
+    TEXTS_PER_CHUNK, TextTokenizer, Tokens,
     load::{self, ModelFolder},
     models::ragged_batch::TOKEN_BUDGET,
-    text::{
-        prompts::{Prompts, loader},
-        sentence_config::Loader,
-    },
+    text::{prompts::Prompts, sentence_config::Loader},
 };
 
 /// Number of sequences whose pooled logits are in memory at a time. With a vocabulary of 250,000
@@ -33,8 +31,8 @@ const SEQUENCES_PER_PART: usize = 64;
 ///
 /// - SPLADE: a masked language model, whose logits are pooled. The dimensions of a vector are the
 ///   tokens of the vocabulary.
-/// - SPLADE for documents, with a stored weight per token for queries ([`Prompt::Query`]), which
-///   need no computation.
+/// - SPLADE for documents, with a stored weight per token for queries ([`Prompt::Query`], or
+///   [`Prompt::Named`] with `query`), which need no computation.
 /// - A dense model and a sparse autoencoder.
 ///
 /// # Source
@@ -93,23 +91,39 @@ impl TokenWeights {
         let mut config = config.clone();
         config.encoder.max_position_embeddings = usize::MAX; // texts are not encoded
         let tokenizer = TextTokenizer::for_loader(files, &config, Loader::Transformers)?;
-        Ok(Self { tokenizer, weights: load::vector(files, "weight")? })
+        let weights = load::vector(files, "weight")?;
+        if let Some(got) = weights.iter().find(|weight| !weight.is_finite()) {
+            let path = files.path("model.safetensors");
+            return Err(Error::unsupported(path, "weight", "finite values", got));
+        }
+        Ok(Self { tokenizer, weights })
     }
 
-    /// The weights of the tokens that occur.
-    fn vector(&self, tokens: &Tokens) -> SparseVector {
+    /// The weights of the tokens that occur, except 0.
+    ///
+    /// # Errors
+    /// [`InputError::Id`] for a token without a weight.
+    fn vector(&self, tokens: &Tokens) -> Result<SparseVector> {
         let ids: BTreeSet<u32> = tokens.input_ids.iter().copied().collect();
-        let weight = |id| Some((id, *self.weights.get(id as usize)?));
-        let weights = ids.into_iter().filter_map(weight).filter(|(_, weight)| *weight > 0.0);
-        let (indices, values) = weights.unzip();
-        SparseVector::new(indices, values)
+        let mut vector = SparseVector::default();
+        for id in ids {
+            let Some(&weight) = self.weights.get(id as usize) else {
+                let (name, size, field) = ("input_ids", self.weights.len(), "weight");
+                return Err(InputError::Id { name, got: id.into(), size, field }.into());
+            };
+            if weight != 0.0 {
+                vector.indices.push(id);
+                vector.values.push(weight);
+            }
+        }
+        Ok(vector)
     }
 }
 
 impl SparseEmbedder {
     /// Loads a folder of sentence-transformers' `SparseEncoder`: Transformer and SpladePooling;
     /// Transformer, Pooling and SparseAutoEncoder; or a Router to a SparseStaticEmbedding for
-    /// queries and to the former for documents. A folder without `modules.json` is a masked language
+    /// queries and to Transformer and SpladePooling for documents. A folder without `modules.json` is a masked language
     /// model, whose logits are pooled by their maximum.
     ///
     /// # Errors
@@ -126,9 +140,10 @@ impl SparseEmbedder {
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let folder = &ModelFolder::new(files);
         let SparseModules { documents, queries } = sparse_modules(folder)?;
-        let (loader, prompts) = match loader(folder)? {
-            Loader::Transformers => (Loader::Transformers, Prompts::without_file()),
-            _ => (Loader::SparseEncoder, Prompts::of_sparse_embedder(folder)?),
+        let (loader, prompts) = if folder.has("modules.json")? {
+            (Loader::SparseEncoder, Prompts::of_sparse_embedder(folder)?)
+        } else {
+            (Loader::Transformers, Prompts::without_file())
         };
         let mut max_active_dims = prompts.max_active_dims;
         let (documents, config) = match documents {
@@ -156,7 +171,8 @@ impl SparseEmbedder {
         Ok(Self { documents, queries, prompts, max_active_dims, with_tokens: false })
     }
 
-    /// Keeps only the largest values of each vector; of equal values those of the lowest indices.
+    /// Keeps only the values of each vector that are largest in magnitude; of equal values those of
+    /// the lowest indices.
     ///
     /// # Errors
     /// [`ConfigError::Value`] for 0.
@@ -215,13 +231,25 @@ impl SparseEmbedder {
     }
 
     /// The tokens of a vector's dimensions with their values, in descending order of value. An
-    /// index without a token, as of the rows that pad an embedding table, is written as a number.
+    /// index without a token, as of a sparse autoencoder, is written as a number.
     pub fn decode(&self, vector: &SparseVector) -> Vec<(String, f32)> {
         let mut order: Vec<usize> = (0..vector.indices.len()).collect();
         order.sort_by(|&a, &b| vector.values[b].total_cmp(&vector.values[a]));
-        let tokenizer = Embed::tokenizer(self);
-        let token = |i: usize| (tokenizer.token(vector.indices[i]), vector.values[i]);
+        let token = |i: usize| (self.token(vector.indices[i]), vector.values[i]);
         order.into_iter().map(token).collect()
+    }
+
+    /// The token of a dimension.
+    fn token(&self, index: u32) -> String {
+        match &self.documents {
+            Documents::Splade { tokenizer, .. } => tokenizer.token(index),
+            Documents::AutoEncoder { .. } => index.to_string(),
+        }
+    }
+
+    /// The vector with at most [`Self::with_max_active_dims`] values.
+    fn limited(&self, vector: SparseVector) -> SparseVector {
+        vector.truncated(self.max_active_dims.unwrap_or(usize::MAX))
     }
 
     /// The vectors of a batch of documents.
@@ -229,7 +257,8 @@ impl SparseEmbedder {
         let (model, pooling) = match &self.documents {
             Documents::Splade { model, pooling, .. } => (model, pooling),
             Documents::AutoEncoder { model, auto_encoder } => {
-                return auto_encoder.forward(&model.embed_sequences(sequences)?);
+                let vectors = auto_encoder.forward(&model.embed_sequences(sequences)?)?;
+                return Ok(vectors.into_iter().map(|vector| self.limited(vector)).collect());
             }
         };
         let mut vectors = Vec::with_capacity(sequences.len());
@@ -237,7 +266,7 @@ impl SparseEmbedder {
             let batch = RaggedBatch::from_tokens(part.iter().map(|(tokens, _)| *tokens))?;
             let pooled = model.forward_pooled(&batch, pooling.rows())?; // (B, vocab_size)
             let pooled = pooled.to_device(&Device::Cpu)?.to_vec2::<f32>()?;
-            let vector = |pooled: Vec<f32>| pooling.vector(&pooled);
+            let vector = |pooled: Vec<f32>| Ok(self.limited(pooling.vector(&pooled)?));
             vectors.extend(pooled.into_par_iter().map(vector).collect::<Result<Vec<_>>>()?);
         }
         Ok(vectors)
@@ -260,6 +289,14 @@ impl Embed for SparseEmbedder {
             Documents::Splade { model, .. } => model.encoder().config().vocab_size,
             Documents::AutoEncoder { auto_encoder, .. } => auto_encoder.dimension(),
         }
+    }
+
+    fn settings(&self) -> String {
+        let max = self.max_active_dims.map_or("all".to_string(), |max| format!("at most {max}"));
+        let tokens = if self.with_tokens { "with" } else { "without" };
+        let queries = self.queries.as_ref().map(|queries| queries.tokenizer.max_seq_length());
+        let queries = queries.map_or(String::new(), |max| format!(", at most {max} of a query"));
+        format!("{max} values, {tokens} tokens{queries}")
     }
 
     fn tokenize<S: AsRef<str>>(
@@ -285,7 +322,17 @@ impl Embed for SparseEmbedder {
         let sequences: Vec<_> = texts.sequences().collect();
         let mut vectors = match &self.queries {
             Some(queries) if texts.are_queries => {
-                sequences.iter().map(|(tokens, _)| queries.vector(tokens)).collect()
+                let mut vectors = Vec::with_capacity(sequences.len());
+                for part in sequences.chunks(TEXTS_PER_CHUNK) {
+                    let mut computed = None;
+                    run(&mut || {
+                        let part = part.iter().map(|(tokens, _)| queries.vector(tokens));
+                        computed = Some(part.collect::<Result<Vec<_>>>()?);
+                        Ok(())
+                    })?;
+                    vectors.extend(computed.ok_or(Error::Stopped)?);
+                }
+                vectors
             }
             _ => {
                 let compute = |batch: &[(&Tokens, usize)]| self.compute(batch);
@@ -299,10 +346,9 @@ impl Embed for SparseEmbedder {
         let joined = texts.windows.iter().map(|windows| {
             let own = vectors.by_ref().take(windows.len());
             let joined = own.reduce(|a, b| a.max(&b)).unwrap_or_default();
-            let mut vector = joined.truncated(self.max_active_dims.unwrap_or(usize::MAX));
+            let mut vector = self.limited(joined);
             if self.with_tokens {
-                let token = |&index: &u32| Embed::tokenizer(self).token(index);
-                vector.tokens = vector.indices.iter().map(token).collect();
+                vector.tokens = vector.indices.iter().map(|&index| self.token(index)).collect();
             }
             vector
         });

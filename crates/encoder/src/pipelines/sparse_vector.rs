@@ -1,7 +1,5 @@
 //! Vectors of which most values are 0.
 
-use std::cmp::Ordering;
-
 use serde::Serialize;
 
 use crate::{Error, Result, Row};
@@ -9,7 +7,7 @@ use crate::{Error, Result, Row};
 /// A vector of which most values are 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SparseVector {
-    /// The indices of the values above 0, ascending.
+    /// The indices of the values that are not 0, ascending.
     pub indices: Vec<u32>,
     /// The value at each index.
     pub values: Vec<f32>,
@@ -27,7 +25,8 @@ impl Row for SparseVector {
 }
 
 impl SparseVector {
-    /// A vector without tokens. `indices` are ascending, and as many as `values`.
+    /// A vector without tokens. `indices` must be ascending and as many as `values`; otherwise
+    /// [`Self::dot`] has no meaning.
     pub fn new(indices: Vec<u32>, values: Vec<f32>) -> Self {
         Self { indices, values, tokens: vec![] }
     }
@@ -55,39 +54,39 @@ impl SparseVector {
     /// assert_eq!(a.dot(&b), 1.5);
     /// ```
     pub fn dot(&self, other: &Self) -> f32 {
-        let (mut sum, mut i, mut j) = (0.0, 0, 0);
-        while i < self.indices.len() && j < other.indices.len() {
-            match self.indices[i].cmp(&other.indices[j]) {
-                Ordering::Less => i += 1,
-                Ordering::Greater => j += 1,
-                Ordering::Equal => {
-                    sum += self.values[i] * other.values[j];
-                    (i, j) = (i + 1, j + 1);
-                }
+        let mut others = other.pairs().peekable();
+        let mut sum = 0.0;
+        for (index, value) in self.pairs() {
+            while others.next_if(|(other, _)| *other < index).is_some() {}
+            if let Some((_, other)) = others.next_if(|(other, _)| *other == index) {
+                sum += value * other;
             }
         }
         sum
     }
 
+    /// Each index with its value.
+    fn pairs(&self) -> impl Iterator<Item = (u32, f32)> + '_ {
+        self.indices.iter().copied().zip(self.values.iter().copied())
+    }
+
     /// The largest value of both vectors at each index.
     pub(crate) fn max(&self, other: &Self) -> Self {
-        let mut values: Vec<(u32, f32)> = [self, other]
-            .into_iter()
-            .flat_map(|one| one.indices.iter().copied().zip(one.values.iter().copied()))
-            .collect();
+        let mut values: Vec<(u32, f32)> = [self, other].into_iter().flat_map(Self::pairs).collect();
         values.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
         values.dedup_by_key(|(index, _)| *index); // keeps the first, which is the largest
         let (indices, values) = values.into_iter().unzip();
         Self::new(indices, values)
     }
 
-    /// The `count` largest values; of equal values those of the lowest indices.
+    /// The `count` values of the largest magnitude; of equal magnitudes those of the lowest indices.
     pub(crate) fn truncated(self, count: usize) -> Self {
         if self.indices.len() <= count {
             return self;
         }
         let mut order: Vec<usize> = (0..self.indices.len()).collect();
-        order.sort_by(|&a, &b| self.values[b].total_cmp(&self.values[a])); // stable
+        let magnitude = |i: usize| self.values[i].abs();
+        order.sort_by(|&a, &b| magnitude(b).total_cmp(&magnitude(a))); // stable
         order.truncate(count);
         order.sort_unstable();
         Self::new(

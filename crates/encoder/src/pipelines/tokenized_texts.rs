@@ -81,14 +81,14 @@ impl TokenizedTexts {
             _ => tokenizer.max_seq_length(),
         };
         let tokens = |(index, text): (usize, &S)| {
-            let mut input_ids = tokenizer.encode_bare(&format!("{prompt}{}", text.as_ref()))?;
-            let (got, text) = (input_ids.len(), beginning(text.as_ref()));
-            if got > max && options.long_texts == LongTexts::Refuse {
+            let prompted = format!("{prompt}{}", text.as_ref());
+            let tokens = tokenizer.encode_bare_within(&prompted, max)?;
+            if tokens.truncated > 0 && options.long_texts == LongTexts::Refuse {
+                let got = max + tokens.truncated;
+                let text = beginning(text.as_ref());
                 return Err(InputError::LongText { index, text, got, max }.into());
             }
-            input_ids.truncate(max);
-            let truncated = got - input_ids.len();
-            Ok(Tokens { token_type_ids: vec![0; input_ids.len()], input_ids, truncated })
+            Ok(tokens)
         };
         let tokens = texts.iter().enumerate().map(tokens).collect::<Result<Vec<_>>>()?;
         let truncated = Truncated::of(&tokens);

@@ -721,6 +721,13 @@ impl TextTokenizer {
         Ok(self.text_ids(text, usize::MAX)?.ids)
     }
 
+    /// [`Self::encode_bare`], truncated to `max` tokens.
+    pub(crate) fn encode_bare_within(&self, text: &str, max: usize) -> Result<Tokens> {
+        let TextIds { ids, all } = self.text_ids(text, max)?;
+        let (types, truncated) = (vec![0; ids.len()], all - ids.len());
+        Ok(Tokens { input_ids: ids, token_type_ids: types, truncated })
+    }
+
     /// The number of tokens that a prompt takes at the beginning of a text: those of the prompt
     /// alone, truncated to the maximum length. The special token at its beginning is counted, the
     /// one at its end is not, as in sentence-transformers.

@@ -42,7 +42,8 @@ impl RowPooling {
 /// The rows of `x·Wᵀ + b`, pooled over each sequence. Sequence `i` is the rows
 /// `offsets[i]..offsets[i + 1]`. An empty sequence yields −∞ for [`RowPooling::Max`], else 0.
 ///
-/// A row of the result is bit-identical whatever the other sequences are.
+/// A row of the result is bit-identical whatever the other sequences are. A product that is NaN or
+/// infinite makes the result of its sequence and column NaN or infinite.
 ///
 /// # Shapes
 /// `x`: `(N, input)`; `offsets`: `(B + 1,)`; returns `(B, out)`
@@ -159,7 +160,7 @@ fn pool_row(isa: Isa, x: &[f32], pooled: &mut [f32], pooling: RowPooling) {
             // Most values of a sparse model are not above 0.
             if x > 0.0 {
                 *sum += f(x);
-            } else if x.is_nan() {
+            } else if !x.is_finite() {
                 *sum = f32::NAN;
             }
         }
@@ -190,7 +191,9 @@ unsafe fn max<V: Vector>(args: MaxArgs) {
         unsafe {
             let x = V::load_partial(x.as_ptr().add(column), n);
             let to = pooled.as_mut_ptr().add(column);
-            x.max(V::load_partial(to, n)).store_partial(to, n);
+            // `max` returns its second operand if one is NaN, so that NaN stays. The difference is 0,
+            // or NaN if x is not finite.
+            x.max(V::load_partial(to, n)).add(x.sub(x)).store_partial(to, n);
         }
     }
 }

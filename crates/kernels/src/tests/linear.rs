@@ -382,6 +382,13 @@ fn pooled_products_have_the_bits_of_the_product() {
                 let expected: Vec<f32> = (0..out).map(pooled).collect();
                 assert_eq!(got[i * out..][..out], expected, "{} {compute_type:?}", isa.name());
             }
+            if compute_type != ComputeType::Int8 {
+                let mut x = x.clone();
+                x[K + 1] = f32::NAN; // in the first row of sequence 2
+                let got = pooled_linear(isa, Rows::F32(&x), &packed, &offsets, pooling);
+                assert!(got[2 * out..3 * out].iter().all(|x| x.is_nan()), "{}", isa.name());
+                assert!(got[3 * out..].iter().all(|x| x.is_finite()), "{}", isa.name());
+            }
             let part = &x[offsets[2] * K..offsets[3] * K];
             let alone = [0, part.len() / K];
             let alone = pooled_linear(isa, Rows::F32(part), &packed, &alone, pooling);

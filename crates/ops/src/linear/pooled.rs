@@ -62,11 +62,13 @@ impl Linear {
                 Some(bias) => y.broadcast_add(&widen(&bias.narrow(0, start, columns)?)?)?,
                 None => y,
             };
+            let non_finite = y.sub(&y)?; // 0, or NaN for values that are not finite
             let y = match pooling {
                 RowPooling::Max => y,
                 RowPooling::SumLog1p => log1p_relu(&y)?,
                 RowPooling::SumLog1pTwice => log1p_relu(&log1p_relu(&y)?)?,
             };
+            let y = (y + non_finite)?;
             let sequences = offsets.windows(2).map(|at| {
                 let rows = y.narrow(0, at[0], at[1] - at[0])?;
                 if pooling == RowPooling::Max { rows.max_keepdim(0) } else { rows.sum_keepdim(0) }
