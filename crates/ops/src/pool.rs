@@ -74,7 +74,7 @@ pub(crate) fn check_offsets(offsets: &[usize], n: usize) -> Result<()> {
 /// ```
 pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if x.dtype() == DType::F32 && cuda::supports(&[x]) {
+    if x.dtype() == candle_core::DType::F32 && cuda::supports(&[x]) {
         return Ok(cuda::apply1("normalize", &x.contiguous()?, cuda_kernels::l2_normalize)?);
     }
     x.dims2()?;
