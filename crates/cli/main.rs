@@ -1,5 +1,5 @@
-//! The `encodle` command: arguments, printing, exit codes and progress bars. Models are in the crate
-//! `encoder`, file formats in `corpus`, pictures in `picture`, HTTP in `server`.
+//! The `encodle` command: arguments, printing, exit codes and progress bars. Models are in the
+//! crate `encoder`, file formats in `corpus`, pictures in `picture`, HTTP in `server`.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -37,9 +37,9 @@ use crate::{
     },
 };
 
-/// jemalloc instead of glibc's allocator: under load, the peak memory of `encodle serve` grows by at
-/// most 3 MB after the first five minutes. With glibc's allocator, the peak grew during the whole
-/// measurement of 10 minutes (benches/results/xeon-avx512-2c-2026-11.md).
+/// jemalloc instead of glibc's allocator: under load, the peak memory of `encodle serve` grows by
+/// at most 3 MB after the first five minutes. With glibc's allocator, the peak grew during the
+/// whole measurement of 10 minutes (benches/results/xeon-avx512-2c-2026-11.md).
 #[cfg(all(feature = "serve", target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -106,7 +106,8 @@ impl Connections {
     }
 
     /// Asks the connection that has been idle for the longest time to close, unless another is
-    /// already closing. Returns how long to wait if that connection is not idle for long enough yet.
+    /// already closing. Returns how long to wait if that connection is not idle for long enough
+    /// yet.
     fn close_idle(&self) -> Option<Duration> {
         let mut state = self.lock();
         if state.closing.is_some() {

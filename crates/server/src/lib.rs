@@ -8,9 +8,9 @@
 //!
 //! A request passes through these files: `serve.rs` and `connections.rs` (connection), `framing.rs`
 //! (header), `responses.rs` (request id, time limit, format of errors), `api_keys.rs` (API key),
-//! `input.rs` (JSON), `admission.rs` (limit on requests), `api/` (the route), `registry.rs` (model),
-//! `memory.rs` (limit on memory), `tokenizer_pool.rs` (tokens), `engine/` (batches). [`Models`] holds
-//! the state that requests share, `app.rs`.
+//! `input.rs` (JSON), `admission.rs` (limit on requests), `api/` (the route), `registry.rs`
+//! (model), `memory.rs` (limit on memory), `tokenizer_pool.rs` (tokens), `engine/` (batches).
+//! [`Models`] holds the state that requests share, `app.rs`.
 //!
 //! # Features
 //! - `otel`: continues the OpenTelemetry trace that the header `traceparent` of a request names.

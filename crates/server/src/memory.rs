@@ -1,5 +1,6 @@
 //! The memory of requests. Before a request uses memory for its tokens and values, it waits until
-//! the memory of all requests together is at most [`Limits::max_memory`](crate::Limits::max_memory).
+//! the memory of all requests together is at most
+//! [`Limits::max_memory`](crate::Limits::max_memory).
 
 use std::sync::{
     Arc,

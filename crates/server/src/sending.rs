@@ -1,5 +1,5 @@
-//! Responses of more than one part: JSON lists, of which each part is written when the one before it
-//! is sent, and the time limit for sending.
+//! Responses of more than one part: JSON lists, of which each part is written when the one before
+//! it is sent, and the time limit for sending.
 
 use std::{
     io,

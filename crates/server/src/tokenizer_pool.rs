@@ -37,9 +37,10 @@ impl TokenizerPool {
     }
 
     /// Tokenizes texts in groups of at most [`CHUNK_BYTES`], or one text, each with `extra_bytes`
-    /// more bytes, such as those of a prompt. `name_of` returns the name of a text in errors. Each group takes
-    /// a permit of its own, so that requests of few texts need not wait for all groups of larger
-    /// requests. If the future is dropped, the groups that have not begun are not tokenized.
+    /// more bytes, such as those of a prompt. `name_of` returns the name of a text in errors. Each
+    /// group takes a permit of its own, so that requests of few texts need not wait for all groups
+    /// of larger requests. If the future is dropped, the groups that have not begun are not
+    /// tokenized.
     ///
     /// # Errors
     /// [`Kind::TooLarge`] for a text of more than [`MAX_TEXT_BYTES`], and for one whose

@@ -56,8 +56,8 @@ fn module_of<M>(
 /// Loads a vector of any length from the folder of a sentence-transformers module.
 ///
 /// # Errors
-/// [`crate::CheckpointError::Tensors`] if there is no such vector; [`crate::FileError`] for a missing
-/// or damaged file.
+/// [`crate::CheckpointError::Tensors`] if there is no such vector; [`crate::FileError`] for a
+/// missing or damaged file.
 pub(crate) fn vector(files: &ModelFolder, name: &str) -> Result<Vec<f32>> {
     let weights = WeightFiles::open(files)?;
     let length = weights.info(name).map_or(0, |info| info.shape.iter().product());
@@ -83,8 +83,8 @@ pub(crate) fn model_with_cache<M>(
 /// Checks that `files` do not contain the config of an adapter ([`ADAPTER`]).
 ///
 /// # Errors
-/// [`crate::ConfigError::Unsupported`] if they do; [`crate::FileError::Io`] or [`crate::FileError::Json`]
-/// if the config cannot be read or parsed.
+/// [`crate::ConfigError::Unsupported`] if they do; [`crate::FileError::Io`] or
+/// [`crate::FileError::Json`] if the config cannot be read or parsed.
 pub(crate) fn check_no_adapter(files: &ModelFolder) -> Result<()> {
     match files.json::<serde_json::Value>(ADAPTER)? {
         None => Ok(()),

@@ -4,8 +4,9 @@ use serde::Serialize;
 
 use crate::{Batch, EmbedOptions, Result, TEXTS_PER_CHUNK, TextTokenizer, TokenizedTexts};
 
-/// The result of a model for a text. The row of a dense model, such as [`Embedder`](crate::Embedder), is a vector, `Vec<f32>`.
-/// JSON files contain the row as it serialises.
+/// The result of a model for a text. The row of a dense model, such as
+/// [`Embedder`](crate::Embedder), is a vector, `Vec<f32>`. JSON files contain the row as it
+/// serialises.
 pub trait Row: Serialize + Send + 'static {
     /// The numbers that the model computed for the text, without indices and shapes.
     fn values(&self) -> &[f32];
@@ -58,8 +59,8 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// read and embedded at a time.
     ///
     /// # Errors
-    /// The errors of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator returns
-    /// the error instead of the chunk's rows, and ends.
+    /// The errors of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator
+    /// returns the error instead of the chunk's rows, and ends.
     /// # Examples
     /// ```
     /// use encoder::{Embed, EmbedOptions, Embedder, LoadOptions};

@@ -34,7 +34,8 @@ impl<'a> EmbedOptions<'a> {
 crate::choices! {
     /// How to handle texts longer than the model's maximum length.
     ///
-    /// - `Truncate`: [`TokenizedTexts::truncated`](crate::TokenizedTexts::truncated) lists the texts.
+    /// - `Truncate`: [`TokenizedTexts::truncated`](crate::TokenizedTexts::truncated) lists the
+    ///   texts.
     /// - `Refuse`: a long text is [`crate::InputError::LongText`].
     /// - `Windows`: the weight of a window in the average is its number of pooled tokens without
     ///   special tokens. The mean is normalised if the model normalises its vectors.

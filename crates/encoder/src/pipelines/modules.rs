@@ -101,8 +101,8 @@ fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
     Ok(Some(entries))
 }
 
-/// Removes `.` and slashes at the end from the paths of modules. `file` is the path of the file with
-/// the entries.
+/// Removes `.` and slashes at the end from the paths of modules. `file` is the path of the file
+/// with the entries.
 ///
 /// # Errors
 /// [`crate::ConfigError::Unsupported`] for a path outside the folder.

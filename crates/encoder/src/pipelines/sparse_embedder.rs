@@ -123,8 +123,8 @@ impl TokenWeights {
 impl SparseEmbedder {
     /// Loads a folder of sentence-transformers' `SparseEncoder`: Transformer and SpladePooling;
     /// Transformer, Pooling and SparseAutoEncoder; or a Router to a SparseStaticEmbedding for
-    /// queries and to Transformer and SpladePooling for documents. A folder without `modules.json` is a masked language
-    /// model, whose logits are pooled by their maximum.
+    /// queries and to Transformer and SpladePooling for documents. A folder without `modules.json`
+    /// is a masked language model, whose logits are pooled by their maximum.
     ///
     /// # Errors
     /// The errors of [`EncoderForMaskedLm::from_dir`] and [`TextTokenizer::from_files`];

@@ -79,7 +79,8 @@ impl SparseVector {
         Self::new(indices, values)
     }
 
-    /// The `count` values of the largest magnitude; of equal magnitudes those of the lowest indices.
+    /// The `count` values of the largest magnitude; of equal magnitudes those of the lowest
+    /// indices.
     pub(crate) fn truncated(self, count: usize) -> Self {
         if self.indices.len() <= count {
             return self;

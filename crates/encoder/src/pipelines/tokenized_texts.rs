@@ -64,8 +64,8 @@ impl TokenizedTexts {
         Ok(Self { windows, prompt, truncated, are_queries: false })
     }
 
-    /// The tokens of texts without special tokens, for the query side of an asymmetric model. A text
-    /// may have none.
+    /// The tokens of texts without special tokens, for the query side of an asymmetric model. A
+    /// text may have none.
     ///
     /// # Errors
     /// The errors of [`Self::new`] except [`InputError::NoTokens`].

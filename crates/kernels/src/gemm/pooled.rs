@@ -1,5 +1,5 @@
-//! `pool(x·Wᵀ + b)`: a product whose rows are pooled over sequences as soon as they are computed, so
-//! that the whole product is never in memory.
+//! `pool(x·Wᵀ + b)`: a product whose rows are pooled over sequences as soon as they are computed,
+//! so that the whole product is never in memory.
 
 use super::{
     dispatch::dispatch,
@@ -191,8 +191,8 @@ unsafe fn max<V: Vector>(args: MaxArgs) {
         unsafe {
             let x = V::load_partial(x.as_ptr().add(column), n);
             let to = pooled.as_mut_ptr().add(column);
-            // `max` returns its second operand if one is NaN, so that NaN stays. The difference is 0,
-            // or NaN if x is not finite.
+            // `max` returns its second operand if one is NaN, so that NaN stays. The difference is
+            // 0, or NaN if x is not finite.
             x.max(V::load_partial(to, n)).add(x.sub(x)).store_partial(to, n);
         }
     }

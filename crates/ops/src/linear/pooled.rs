@@ -19,11 +19,11 @@ impl Linear {
     /// and pools the product.
     ///
     /// # Shapes
-    /// `x`: `(N, in)`, a ragged batch; `offsets`: the index of the first row of each of B sequences,
-    /// then N, strictly increasing; returns `(B, out)`
+    /// `x`: `(N, in)`, a ragged batch; `offsets`: the index of the first row of each of B
+    /// sequences, then N, strictly increasing; returns `(B, out)`
     /// # Errors
-    /// [`crate::Error::Shape`] if the offsets do not increase strictly from 0 to N; [`crate::Error::Candle`] if
-    /// `x` is not `(N, in)`; the errors of [`Self::forward`].
+    /// [`crate::Error::Shape`] if the offsets do not increase strictly from 0 to N;
+    /// [`crate::Error::Candle`] if `x` is not `(N, in)`; the errors of [`Self::forward`].
     ///
     /// # Examples
     /// ```

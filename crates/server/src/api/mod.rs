@@ -120,8 +120,8 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
         let response = (json, document_json.clone());
         async { response }
     };
-    // If a body were not read, hyper would close the connection, and a client could lose a part of a
-    // long response.
+    // If a body were not read, hyper would close the connection, and a client could lose a part of
+    // a long response.
     let read_body = from_fn(async |request: Request, next: Next| {
         let (parts, body) = request.into_parts();
         discard_body(body).await;
@@ -153,8 +153,8 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
         .with_state(app)
 }
 
-/// Sets `minItems` of the lists in the variants of an enum, for which utoipa has no attribute. These
-/// lists have at least one element, except the lists of token ids that `/decode` takes.
+/// Sets `minItems` of the lists in the variants of an enum, for which utoipa has no attribute.
+/// These lists have at least one element, except the lists of token ids that `/decode` takes.
 fn set_min_items(name: &str, schema: &mut RefOr<Schema>) {
     let RefOr::T(Schema::OneOf(one_of)) = schema else { return };
     for variant in &mut one_of.items {
