@@ -76,7 +76,7 @@ fn tiny_bert_equals_transformers() -> Result {
     Ok(())
 }
 
-/// A head mask of ones has no effect on the result, although the batch is then not ragged.
+/// A head mask of ones has no effect on the result, although the padding is then not left out.
 #[test]
 fn ragged_and_padded_batches_treat_padding_alike() -> Result {
     let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), &LoadOptions::default())?;
@@ -90,7 +90,8 @@ fn ragged_and_padded_batches_treat_padding_alike() -> Result {
     Ok(())
 }
 
-/// A batch with a causal mask is not ragged. The tokens of a prefix do not attend to later tokens.
+/// The padding of a batch with a causal mask is not left out. The tokens of a prefix do not attend
+/// to later tokens.
 #[test]
 fn a_causal_mask_hides_later_tokens_in_a_model() -> Result {
     let (model, _) = EncoderModel::from_dir(golden_path("bert_gelu"), &LoadOptions::default())?;

@@ -128,8 +128,8 @@ fn hidden_states_and_attentions_equal_transformers() -> Result {
         }
         let batch = model.forward(ids, types, mask)?;
         case.check_visible(&format!("hidden_states.{layers}"), &batch.last_hidden_state)?;
-        // If a model uses distances, a batch is ragged only if no mask has a gap. Sequence 0 has no
-        // padding, so a batch of only this sequence is ragged.
+        // If a model uses distances, padding is left out only if no mask has a gap. Sequence 0 has
+        // no padding, so that a batch of only this sequence has none.
         let first = |x: &Tensor| x.narrow(0, 0, 1);
         let types = types.map(first).transpose()?;
         let alone = model.forward(&first(ids)?, types.as_ref(), &AttentionMask::none())?;

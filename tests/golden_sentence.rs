@@ -14,7 +14,7 @@ use crate::support::{Golden, MINILM, assert_close, copy_folder, golden};
 
 type Result<T = ()> = anyhow::Result<T>;
 
-/// Every pooling mode. The sequences are padded in the golden file and ragged here.
+/// Every pooling mode. The sequences are padded in the golden file, and a ragged batch here.
 #[test]
 fn poolings_equal_sentence_transformers() -> Result {
     let expected = Golden::open("pooling.safetensors")?;

@@ -1,10 +1,10 @@
-//! What the command prints for each kind of embedding model.
+//! The output of the command `embed` for each kind of embedding model.
 
 use std::io::{self, Write};
 
 use anyhow::Result;
 use corpus::StoredRow;
-use encoder::{Embed, Embedder, Prompt, SparseEmbedder, SparseVector};
+use encoder::{Embed, Embedder, SparseEmbedder, SparseVector};
 
 use crate::{
     commands::compare::{check_finite, warn_other_similarity},
@@ -25,12 +25,6 @@ pub trait Printed: Embed<Row: StoredRow> {
 
     /// Warns before the first text if the table differs from what the model was made for.
     fn warn_before_table(&self) {}
-
-    /// Checks that the model has the prompt.
-    ///
-    /// # Errors
-    /// [`encoder::InputError::NoPrompt`] if it has no prompt of this name.
-    fn check_prompt(&self, prompt: Prompt) -> encoder::Result<()>;
 
     /// Writes a table with a line per text.
     ///
@@ -53,10 +47,6 @@ impl Printed for Embedder {
         warn_other_similarity(self);
     }
 
-    fn check_prompt(&self, prompt: Prompt) -> encoder::Result<()> {
-        self.prompt_text(prompt).map(drop)
-    }
-
     fn write_table(
         &self,
         out: &mut impl Write,
@@ -70,10 +60,6 @@ impl Printed for Embedder {
 impl Printed for SparseEmbedder {
     fn check<S: AsRef<str>>(_: &[S], _: &[SparseVector]) -> Result<()> {
         Ok(()) // the model has checked the values
-    }
-
-    fn check_prompt(&self, prompt: Prompt) -> encoder::Result<()> {
-        self.prompt_text(prompt).map(drop)
     }
 
     fn write_table(

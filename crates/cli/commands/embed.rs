@@ -171,8 +171,8 @@ impl Args {
     /// # Errors
     /// A usage error for an option that has no meaning for a dense model; the errors of loading.
     fn dense(&self, files: &ModelFiles) -> Result<Embedder> {
-        let options = [("--max-active-dims", self.max_active_dims.is_some())];
-        refuse(&[&options[..], &[("--tokens", self.tokens)]].concat(), EmbeddingKind::Dense)?;
+        let max_active_dims = ("--max-active-dims", self.max_active_dims.is_some());
+        check_absent(&[max_active_dims, ("--tokens", self.tokens)], EmbeddingKind::Dense)?;
         let embedder = self.model.embedder(files)?;
         Ok(match self.dimensions {
             Some(dimension) => embedder.with_dimension(dimension)?,
@@ -184,9 +184,9 @@ impl Args {
     /// A usage error for an option that has no meaning for a sparse model, or for tokens in a table
     /// of columns; the errors of loading.
     fn sparse(&self, files: &ModelFiles, output: &Output) -> Result<SparseEmbedder> {
-        let dimensions = [("--dimensions", self.dimensions.is_some())];
-        let pooling = self.model.options_of_dense_models();
-        refuse(&[&dimensions[..], &pooling].concat(), EmbeddingKind::Sparse)?;
+        let dimensions = ("--dimensions", self.dimensions.is_some());
+        let [pooling, normalize] = self.model.options_of_dense_models();
+        check_absent(&[dimensions, pooling, normalize], EmbeddingKind::Sparse)?;
         let has_lines = match output {
             Output::File(run) => run.format() == Some(VectorFormat::Jsonl),
             Output::Lines => true,
@@ -265,9 +265,11 @@ enum Output {
     Table,
 }
 
+/// Checks that options without effect are absent. Each option has whether it is given.
+///
 /// # Errors
-/// A usage error if one of the options is given, each with whether it is given.
-fn refuse(options: &[(&str, bool)], kind: EmbeddingKind) -> Result<()> {
+/// A usage error that names the first option that is given.
+fn check_absent(options: &[(&str, bool)], kind: EmbeddingKind) -> Result<()> {
     match options.iter().find(|(_, is_given)| *is_given) {
         Some((option, _)) => Err(usage_error(format!(
             "{option} has no effect on a {kind} model: leave the option out, or use a model of \
@@ -333,7 +335,7 @@ fn embed<E: Printed>(args: &Args, source: RecordSource, output: Output, embedder
             };
             let summary =
                 embed_records(&source, args.on_error, &embedder, options, collect, on_event)?;
-            embedder.check_prompt(options.prompt)?; // an error also without texts
+            embedder.tokenize::<&str>(&[], options)?; // the error of a prompt, also without texts
             E::check(&texts, &vectors)?;
             embedder.write_table(&mut out, &texts, &vectors)?;
             summary

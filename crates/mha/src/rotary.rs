@@ -148,7 +148,7 @@ impl Rotary {
         if !lengths.iter().any(|&length| self.scaling.depends_on(length)) {
             return self.at(&positions);
         }
-        // A ragged sequence has a part of the positions; each sequence of a batch has all of them.
+        // A sequence of a ragged batch has a part of the positions; a padded one has all of them.
         let mut rest = &positions[..];
         let sequences = lengths.iter().map(|&length| {
             if mask.is_ragged() {
@@ -360,8 +360,8 @@ mod tests {
         Ok(())
     }
 
-    /// A sequence has the same rotation alone, ragged, and padded at its end by a padding mask or
-    /// by valid lengths.
+    /// A sequence has the same rotation alone, in a ragged batch, and padded at its end by a
+    /// padding mask or by valid lengths.
     #[test]
     fn dynamic_frequencies_depend_on_the_length_of_each_sequence() -> Result<()> {
         let scaling = RotaryScaling::DynamicNtk { factor: 2.0, trained: 4 };

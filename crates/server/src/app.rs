@@ -1,4 +1,4 @@
-//! What the requests of a server share, as the state of axum's handlers.
+//! The parts of a server, which are the state that axum passes to the handlers.
 
 use std::{
     sync::{

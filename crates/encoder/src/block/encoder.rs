@@ -17,7 +17,7 @@ use crate::{
 /// A stack of [`EncoderLayer`]s. It applies no dropout.
 ///
 /// # Examples
-/// The hidden states of a sequence do not depend on the sequences that are ragged with it:
+/// The hidden states of a sequence do not depend on the other sequences of its batch:
 /// ```
 /// use candle_core::{DType, Device::Cpu, Tensor};
 /// use candle_nn::VarMap;

@@ -288,28 +288,7 @@ pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
     if let [router] = &entries[..]
         && router.class() == "Router"
     {
-        let files = transformer_files(files, router)?;
-        let json = files.need_json(ROUTER, "the routes of the Router")?;
-        let config: RouterConfig = json.to()?;
-        config.check_default_route(json.path())?;
-        let route = |name: &'static str, expected, entries: &[Entry]| {
-            let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
-            let got =
-                if classes.is_empty() { "(no modules)".to_string() } else { classes.join(", ") };
-            Error::unsupported(json.path(), name, expected, got)
-        };
-        let queries = config.entries("query", json.path())?;
-        let documents = config.entries("document", json.path())?;
-        let [query] = &queries[..] else {
-            return Err(route("structure.query", "SparseStaticEmbedding", &queries));
-        };
-        if query.class() != "SparseStaticEmbedding" {
-            return Err(route("structure.query", "SparseStaticEmbedding", &queries));
-        }
-        let expected = "Transformer and SpladePooling";
-        let documents = splade(&files, &documents)?
-            .ok_or_else(|| route("structure.document", expected, &documents))?;
-        return Ok(SparseModules { documents, queries: Some(files.folder(&query.path)) });
+        return router_modules(&transformer_files(files, router)?);
     }
     let documents = match splade(files, &entries)? {
         Some(documents) => documents,
@@ -325,6 +304,31 @@ pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
         },
     };
     Ok(SparseModules { documents, queries: None })
+}
+
+/// The modules of a Router with a route for queries and one for documents.
+///
+/// # Errors
+/// [`crate::ConfigError::Unsupported`] for other modules, and for another default route.
+fn router_modules(files: &ModelFolder) -> Result<SparseModules> {
+    let json = files.need_json(ROUTER, "the routes of the Router")?;
+    let config: RouterConfig = json.to()?;
+    config.check_default_route(json.path())?;
+    let unsupported = |route, expected, entries: &[Entry]| {
+        let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
+        let got = if classes.is_empty() { "(no modules)".to_string() } else { classes.join(", ") };
+        Error::unsupported(json.path(), route, expected, got)
+    };
+    let entries = config.entries("query", json.path())?;
+    let queries = match &entries[..] {
+        [query] if query.class() == "SparseStaticEmbedding" => files.folder(&query.path),
+        _ => return Err(unsupported("structure.query", "SparseStaticEmbedding", &entries)),
+    };
+    let entries = config.entries("document", json.path())?;
+    let expected = "Transformer and SpladePooling";
+    let documents = splade(files, &entries)?
+        .ok_or_else(|| unsupported("structure.document", expected, &entries))?;
+    Ok(SparseModules { documents, queries: Some(queries) })
 }
 
 /// The modules of a masked language model and the pooling of its logits; `None` for other modules.

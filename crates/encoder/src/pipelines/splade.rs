@@ -41,13 +41,13 @@ impl SpladePooling {
         }
     }
 
-    /// The value for a pooled logit. The activation increases with the logit, so that it is applied
-    /// to the maximum.
+    /// The value for a pooled logit above 0. The activation increases with the logit, so that it is
+    /// applied to the maximum.
     fn value(self, pooled: f32) -> f32 {
         match (self.pooling_strategy, self.activation_function) {
             (SpladeStrategy::Sum, _) => pooled,
-            (SpladeStrategy::Max, SpladeActivation::Relu) => pooled.max(0.0).ln_1p(),
-            (SpladeStrategy::Max, SpladeActivation::Log1pRelu) => pooled.max(0.0).ln_1p().ln_1p(),
+            (SpladeStrategy::Max, SpladeActivation::Relu) => pooled.ln_1p(),
+            (SpladeStrategy::Max, SpladeActivation::Log1pRelu) => pooled.ln_1p().ln_1p(),
         }
     }
 

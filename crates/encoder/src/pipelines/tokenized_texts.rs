@@ -50,18 +50,31 @@ impl TokenizedTexts {
             let prompted: Vec<String> = prompted.collect();
             (split(tokenizer, &prompted, options.long_texts)?, tokenizer.prompt_length(prompt)?)
         };
-        let beginning_of = |i: usize| beginning(texts[i].as_ref());
         if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
-            return Err(InputError::NoTokens { text: beginning_of(empty) }.into());
+            return Err(InputError::NoTokens { text: beginning(texts[empty].as_ref()) }.into());
         }
+        Ok(Self { prompt, ..Self::from_windows(tokenizer, windows, texts, options.long_texts)? })
+    }
+
+    /// The tokens of texts without a prompt.
+    ///
+    /// # Errors
+    /// [`InputError::LongText`] for a truncated text, with [`LongTexts::Refuse`].
+    fn from_windows<S: AsRef<str>>(
+        tokenizer: &TextTokenizer,
+        windows: Vec<Vec<Tokens>>,
+        texts: &[S],
+        long_texts: LongTexts,
+    ) -> Result<Self> {
         let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
-        if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
-            let (index, text, got) = (long.text, beginning_of(long.text), long.tokens);
+        if let (LongTexts::Refuse, Some(long)) = (long_texts, truncated.first()) {
+            let text = beginning(texts[long.text].as_ref());
+            let max = tokenizer.max_seq_length();
             return Err(
-                InputError::LongText { index, text, got, max: tokenizer.max_seq_length() }.into()
+                InputError::LongText { index: long.text, text, got: long.tokens, max }.into()
             );
         }
-        Ok(Self { windows, prompt, truncated, are_queries: false })
+        Ok(Self { windows, prompt: 0, truncated, are_queries: false })
     }
 
     /// The tokens of texts without special tokens, for the query side of an asymmetric model. A
@@ -80,20 +93,13 @@ impl TokenizedTexts {
             LongTexts::Windows => usize::MAX,
             _ => tokenizer.max_seq_length(),
         };
-        let tokens = |(index, text): (usize, &S)| {
+        let window = |text: &S| {
             let prompted = format!("{prompt}{}", text.as_ref());
-            let tokens = tokenizer.encode_bare_within(&prompted, max)?;
-            if tokens.truncated > 0 && options.long_texts == LongTexts::Refuse {
-                let got = max + tokens.truncated;
-                let text = beginning(text.as_ref());
-                return Err(InputError::LongText { index, text, got, max }.into());
-            }
-            Ok(tokens)
+            Ok(vec![tokenizer.encode_bare_within(&prompted, max)?])
         };
-        let tokens = texts.iter().enumerate().map(tokens).collect::<Result<Vec<_>>>()?;
-        let truncated = Truncated::of(&tokens);
-        let windows = tokens.into_iter().map(|tokens| vec![tokens]).collect();
-        Ok(Self { windows, prompt: 0, truncated, are_queries: true })
+        let windows = texts.iter().map(window).collect::<Result<Vec<_>>>()?;
+        let queries = Self::from_windows(tokenizer, windows, texts, options.long_texts)?;
+        Ok(Self { are_queries: true, ..queries })
     }
 
     /// The total number of tokens of all sequences.

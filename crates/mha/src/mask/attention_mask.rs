@@ -384,7 +384,7 @@ impl AttentionMask {
 
     /// The number of tokens of each ragged sequence, or of each of `b` sequences of `t` queries.
     ///
-    /// For sequences that are not ragged, the tokens before the first visible token and after the
+    /// In padded sequences, the tokens before the first visible token and after the
     /// last one are not counted; padding and the valid length of each sequence determine which
     /// tokens are visible. The keys before the first query of a causal mask with an offset are
     /// counted.
