@@ -11,12 +11,13 @@ use divan::{
     Bencher, black_box,
     counter::{BytesCount, ItemsCount},
 };
-use half::bf16;
+use half::{bf16, f16};
 use mha_kernels::{
     Activation, Attention, ComputeType, EmbeddingTable, Isa, Lookup, PackedLinear, Sequence,
     Strided, add_layer_norm, attention_bf16, attention_f32, embed_layer_norm, linear, mean_pool,
     peak,
 };
+use ops::{MaxSim, VectorSlice};
 
 const COMPUTE_TYPES: [ComputeType; 3] = [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8];
 const WIDTH: usize = 768;
@@ -247,4 +248,28 @@ fn pooling(bencher: Bencher) {
     assert_close(run()[(ROWS / 32 - 1) * WIDTH + 7], mean, 1e-6);
 
     bencher.counter(BytesCount::of_slice(&x[..])).bench(run);
+}
+
+/// MaxSim of a query of 32 vectors and documents of 60 vectors each, of 128 values in f16.
+#[divan::bench(name = "max_sim", args = [10_000])]
+fn bench_max_sim(bencher: Bencher, documents: usize) {
+    const QUERY: usize = 32;
+    const VECTORS: usize = 60;
+    const WIDTH: usize = 128;
+    let query = random(QUERY * WIDTH, 1);
+    let values = random(documents * VECTORS * WIDTH, 2);
+    let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
+    let offsets: Vec<usize> = (0..=documents).map(|i| i * VECTORS).collect();
+    let max_sim = MaxSim::new(&query, WIDTH).expect("an instruction set of this machine");
+    let scores = max_sim.scores(VectorSlice::F16(&values), &offsets);
+    let dot = |q: &[f32], d: &[f16]| -> f64 {
+        q.iter().zip(d).map(|(q, d)| f64::from(*q) * d.to_f64()).sum()
+    };
+    let maximum =
+        |q| values[..VECTORS * WIDTH].chunks(WIDTH).map(|d| dot(q, d)).fold(-1e9, f64::max);
+    assert_close(scores[0], query.chunks(WIDTH).map(maximum).sum(), 1e-3);
+    let operations = 2 * QUERY * documents * VECTORS * WIDTH;
+    let bencher = bencher.counter(ItemsCount::new(operations));
+    let bencher = bencher.counter(BytesCount::new(values.len() * 2));
+    bencher.bench(|| max_sim.scores(VectorSlice::F16(black_box(&values)), &offsets));
 }

@@ -16,6 +16,7 @@
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
+//! | [`MaxSim`] | `Σᵢ maxⱼ qᵢ·dⱼ` | f32 and f16 slices | – |
 //!
 //! [`f32_from_f16`] and [`f32_from_bf16`] convert the values of a checkpoint on the CPU.
 //! [`Activation`] is the activation of a linear map. [`Weights`] are the tensors, or the packed
@@ -36,6 +37,7 @@ mod embed;
 mod error;
 mod layer_norm;
 mod linear;
+mod max_sim;
 mod pool;
 mod rotary;
 mod weights;
@@ -51,6 +53,7 @@ pub use embed::{Table, embed};
 pub use error::{Error, NotLoaded, Result};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
+pub use max_sim::{MaxSim, VectorSlice};
 pub use mha_kernels::{
     ComputeType, Isa, RowPooling, SharedBytes, max_threads, release_freed_memory, zeros,
 };
