@@ -75,6 +75,27 @@ fn a_sparse_model_prints_words_and_refuses_options_of_dense_models() {
 }
 
 #[test]
+fn a_multi_vector_model_prints_a_vector_per_token_and_refuses_npy() -> anyhow::Result<()> {
+    let model = "tests/golden/multi_vector/expansion"; // queries of 12 tokens
+    let arguments = ["embed", "--model", model, "--format", "table", "the cat", "a dog"];
+    let table = stdout(encodle(&arguments, b"").success());
+    assert!(table.starts_with("2 texts, 8 dimensions\n"), "{table}");
+    let arguments = ["embed", "--model", model, "--prompt-name", "query", "the cat"];
+    let line: serde_json::Value = serde_json::from_str(&stdout(encodle(&arguments, b"")))?;
+    let vectors: Vec<Vec<f32>> = serde_json::from_value(line["embedding"].clone())?;
+    assert_eq!(vectors.iter().map(Vec::len).collect::<Vec<_>>(), [8; 12]);
+    let arguments = ["embed", "--model", model, "a", "--output", "target/multi.npy"];
+    let error = stderr(encodle(&arguments, b"").failure());
+    assert!(error.contains("rows of this model differ in length"), "{error}");
+    let error =
+        stderr(encodle(&["embed", "--model", model, "a", "--dimensions", "3"], b"").code(2));
+    assert!(error.contains("--dimensions has no effect on a multi model"), "{error}");
+    let error = stderr(encodle(&["embed", "--kind", "multi", "a"], b"").failure());
+    assert!(error.contains("Transformer, Pooling, Normalize is not supported"), "{error}");
+    Ok(())
+}
+
+#[test]
 fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
     let output =
         stdout(encodle(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());

@@ -25,14 +25,15 @@ use arrow_schema::{ArrowError, DataType, Schema};
 use arrow_select::concat::concat_batches;
 use corpus::{EmbedRun, RecordSource, StoredRow, VectorDtype};
 use encoder::{
-    Batch, Embed, EmbedOptions, Embedder, LoadOptions, Row, TextTokenizer, TokenizedTexts,
+    Batch, Embed, EmbedOptions, Embedder, LoadOptions, MultiVectorEmbedder, Row, TextTokenizer,
+    TokenizedTexts,
 };
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 use serde::Serialize;
 
 use crate::{
     cli::{ENVIRONMENT, encodle, stderr, stdout},
-    support::golden_copy,
+    support::{golden, golden_copy},
 };
 
 /// A sentence-transformers folder of a tiny model with 24 dimensions, which embeds many texts
@@ -309,6 +310,43 @@ fn rows_of_any_kind_are_written() -> Result<()> {
         run("out.npy"),
         Err(corpus::Error::Output(corpus::OutputError::RowsWithoutArray))
     ));
+    Ok(())
+}
+
+#[test]
+fn a_vector_per_token_is_stored_in_f16_unless_f32_is_chosen() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let model = golden("multi_vector/plain");
+    let embedder = MultiVectorEmbedder::from_dir(model, &LoadOptions::default())?;
+    let texts = ["the cat".to_string(), "a cat, a dog".to_string()];
+    let expected = embedder.embed(&texts, EmbedOptions::default())?;
+    for (name, dtype) in [("a.parquet", None), ("a.arrow", Some(VectorDtype::F32))] {
+        let run = EmbedRun::new(RecordSource::texts(texts.clone()), corpora.path(name))?;
+        let run = dtype.into_iter().fold(run, EmbedRun::with_dtype);
+        run.run(&embedder, EmbedOptions::default(), |_event| {})?;
+        let table = corpora.table(name)?;
+        let type_of = |data_type: &DataType| match data_type {
+            DataType::List(vectors) => match vectors.data_type() {
+                DataType::FixedSizeList(value, length) => {
+                    Some((value.data_type().clone(), *length))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        let value = if dtype.is_some() { DataType::Float32 } else { DataType::Float16 };
+        assert_eq!(type_of(table.column(1).data_type()), Some((value, 8)));
+        for (i, expected) in expected.iter().enumerate() {
+            let vectors = table.column(1).as_list::<i32>().value(i);
+            let values = vectors.as_fixed_size_list().values();
+            let values = arrow_cast::cast(values, &DataType::Float32)?;
+            let values = &values.as_primitive::<Float32Type>().values()[..];
+            let expected = Row::values(expected);
+            assert_eq!(values.len(), expected.len());
+            let close = if dtype.is_some() { 0.0 } else { 5e-4 };
+            assert!(values.iter().zip(expected).all(|(a, b)| (a - b).abs() <= close), "{name}");
+        }
+    }
     Ok(())
 }
 

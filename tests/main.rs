@@ -11,8 +11,10 @@ mod damaged;
 mod golden;
 mod golden_architectures;
 mod golden_attention;
+mod golden_bge_m3;
 mod golden_decoder;
 mod golden_heads;
+mod golden_multi_vector;
 mod golden_sentence;
 mod golden_sparse;
 #[cfg(feature = "hub")]

@@ -4,12 +4,14 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use corpus::StoredRow;
-use encoder::{Embed, Embedder, SparseEmbedder, SparseVector};
+use encoder::{
+    Choice, Embed, Embedder, MultiVector, MultiVectorEmbedder, SparseEmbedder, SparseVector,
+};
 
 use crate::{
     commands::compare::{check_finite, warn_other_similarity},
     fit::fit,
-    vector_table::{self, TEXT},
+    vector_table::{self, MAX_SCORES, TEXT},
 };
 
 /// Number of words of a sparse vector in a table.
@@ -68,19 +70,56 @@ impl Printed for SparseEmbedder {
         texts: &[String],
         rows: &[SparseVector],
     ) -> io::Result<()> {
-        let plural = if texts.len() == 1 { "" } else { "s" };
-        writeln!(out, "{} text{plural}, {} dimensions", texts.len(), self.dimension())?;
-        if texts.is_empty() {
-            return Ok(());
-        }
-        writeln!(out, "\n{:>5}  {:TEXT$}  {:>6}  largest values", "", "text", "values")?;
-        for (number, (text, row)) in (1..).zip(texts.iter().zip(rows)) {
+        let description = |row: &SparseVector| {
             let words = self.decode(row).into_iter().take(WORDS);
             let words: Vec<String> =
                 words.map(|(word, value)| format!("{word} {value:.3}")).collect();
-            let (text, count) = (fit(text, TEXT), row.indices.len());
-            writeln!(out, "{number:>5}  {text}  {count:>6}  {}", words.join(", "))?;
-        }
-        Ok(())
+            (row.indices.len(), words.join(", "))
+        };
+        let columns = ["values", "largest values"];
+        write_table(out, self.dimension(), texts, columns, rows.iter().map(description))
     }
+}
+
+impl Printed for MultiVectorEmbedder {
+    fn check<S: AsRef<str>>(_: &[S], _: &[MultiVector]) -> Result<()> {
+        Ok(()) // the model has checked the values
+    }
+
+    fn write_table(
+        &self,
+        out: &mut impl Write,
+        texts: &[String],
+        rows: &[MultiVector],
+    ) -> io::Result<()> {
+        let others = if rows.len() > MAX_SCORES { &[] } else { rows };
+        let description = |row: &MultiVector| {
+            let scores = self.similarity().scores(row, others).map_err(io::Error::other)?;
+            let scores = scores.iter().map(|score| format!("{score:.3}"));
+            Ok((row.len(), scores.collect::<Vec<_>>().join("  ")))
+        };
+        let columns = ["vectors", self.similarity().name()];
+        let described = rows.iter().map(description).collect::<io::Result<Vec<_>>>()?;
+        write_table(out, self.dimension(), texts, columns, described)
+    }
+}
+
+/// Writes a line per text: the number of its values or vectors, and a description of them.
+fn write_table(
+    out: &mut impl Write,
+    dimension: usize,
+    texts: &[String],
+    columns: [&str; 2],
+    descriptions: impl IntoIterator<Item = (usize, String)>,
+) -> io::Result<()> {
+    let plural = if texts.len() == 1 { "" } else { "s" };
+    writeln!(out, "{} text{plural}, {dimension} dimensions", texts.len())?;
+    if texts.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{:>5}  {:TEXT$}  {:>7}  {}", "", "text", columns[0], columns[1])?;
+    for (number, (text, (count, description))) in (1..).zip(texts.iter().zip(descriptions)) {
+        writeln!(out, "{number:>5}  {}  {count:>7}  {description}", fit(text, TEXT))?;
+    }
+    Ok(())
 }

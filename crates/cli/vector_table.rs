@@ -11,18 +11,18 @@ const VALUES: usize = 4;
 /// The width of the column of values: 7 characters for each value of magnitude below 999,999.5,
 /// and spaces between them.
 const FIRST_VALUES: usize = 8 * VALUES - 1;
-/// The maximum number of texts for which cosines are shown.
-const MAX_COSINES: usize = 10;
+/// The maximum number of texts for which the scores of all pairs are shown.
+pub const MAX_SCORES: usize = 10;
 
 /// Writes a line per text: the first values of its vector, and its cosine with each text if there
-/// are at most [`MAX_COSINES`].
+/// are at most [`MAX_SCORES`].
 pub fn vectors(
     out: &mut impl Write,
     dimension: usize,
     texts: &[impl AsRef<str>],
     vectors: &[Vec<f32>],
 ) -> io::Result<()> {
-    let show_cosines = texts.len() <= MAX_COSINES;
+    let show_cosines = texts.len() <= MAX_SCORES;
     let plural = if texts.len() == 1 { "" } else { "s" };
     writeln!(out, "{} text{plural}, {dimension} dimensions", texts.len())?;
     if texts.is_empty() {

@@ -16,7 +16,8 @@ use corpus::{
     VectorFormat, embed_records, warnings,
 };
 use encoder::{
-    Choice, EmbedOptions, Embedder, EmbeddingKind, LongTexts, ModelFiles, SparseEmbedder,
+    Choice, EmbedOptions, Embedder, EmbeddingKind, LongTexts, ModelFiles, MultiVectorEmbedder,
+    SparseEmbedder,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -87,15 +88,15 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Number format of the vectors in .npy, .parquet and .arrow files. Needs --output
+    /// Number format of the vectors in .npy, .parquet and .arrow files. Needs --output [default: f16
+    /// for a model with a vector per token, otherwise f32]
     #[arg(
         long,
         value_name = "OUTPUT_DTYPE",
         value_parser = choice::<VectorDtype>(),
-        default_value_t,
         requires = "output"
     )]
-    output_dtype: VectorDtype,
+    output_dtype: Option<VectorDtype>,
 
     /// Continue an interrupted run with the same output and settings; if there is none, start a new
     /// run. Needs --output
@@ -203,6 +204,19 @@ impl Args {
         Ok(if self.tokens { model.with_tokens() } else { model })
     }
 
+    /// # Errors
+    /// A usage error for an option that has no meaning for a multi-vector model; the errors of
+    /// loading.
+    fn multi_vector(&self, files: &ModelFiles) -> Result<MultiVectorEmbedder> {
+        let dimensions = ("--dimensions", self.dimensions.is_some());
+        let max_active_dims = ("--max-active-dims", self.max_active_dims.is_some());
+        let [pooling, normalize] = self.model.options_of_dense_models();
+        let tokens = ("--tokens", self.tokens);
+        let absent = [dimensions, max_active_dims, tokens, pooling, normalize];
+        check_absent(&absent, EmbeddingKind::Multi)?;
+        Ok(MultiVectorEmbedder::from_files(files, &self.model.load_options()?)?)
+    }
+
     /// The texts from the command line, or the file of `--input`, or standard input.
     fn source(&self) -> RecordSource {
         if !self.texts.is_empty() {
@@ -238,8 +252,11 @@ impl Args {
             };
         };
         let run = EmbedRun::new(source.clone(), output)?;
-        let run = run.with_resume(self.resume).with_dtype(self.output_dtype);
-        let run = run.on_invalid(self.on_error);
+        let run = run.with_resume(self.resume).on_invalid(self.on_error);
+        let run = match self.output_dtype {
+            Some(dtype) => run.with_dtype(dtype),
+            None => run,
+        };
         match self.format {
             None => Ok(Output::File(run)),
             Some(Format::File(format)) => Ok(Output::File(run.with_format(format))),
@@ -294,6 +311,7 @@ pub fn run(args: Args) -> Result<()> {
             let embedder = args.sparse(&files, &output)?;
             embed(&args, source, output, embedder)
         }
+        EmbeddingKind::Multi => embed(&args, source, output, args.multi_vector(&files)?),
         kind => Err(usage_error(format!("--kind {kind} is not supported by this command"))),
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use clap::Parser;
-use encoder::{Pipeline, Prompt, TextClassifier, Truncated};
+use encoder::{Ranking, Reranker};
 use serde::Serialize;
 
 use crate::{
@@ -51,12 +51,11 @@ struct Ranked<'a> {
 
 /// Writes one JSON line per document, the best first; equal scores keep the documents' order.
 pub fn run(args: Args) -> Result<()> {
-    let (model, source) = args.task.start(TextClassifier::from_files)?;
-    model.rank_tokens(&[])?; // refuses a model that does not rank, before the documents are read
+    let (model, source) = args.task.start(Reranker::from_files)?;
     let documents = texts(&source)?.collect::<Result<Vec<String>>>()?;
-    let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Default);
-    let pairs = model.tokenize_pairs(&args.query, &documents, prompt)?;
-    let scores = model.rank_tokens(&pairs)?;
+    let prompt = prompt(&args.prompt_name, &args.prompt);
+    let Ranking { scores, truncated, max_seq_length } =
+        model.rank(&args.query, &documents, prompt)?;
     let mut ranked: Vec<Ranked> = (1..)
         .zip(documents.iter().zip(scores))
         .map(|(document, (text, score))| Ranked { document, score, text })
@@ -67,9 +66,11 @@ pub fn run(args: Args) -> Result<()> {
         write_line(&mut out, line)?;
     }
     out.flush()?;
-    let mut truncation =
-        Truncation::of(["pair of query and document", "pairs of query and document"]);
-    truncation.add(&Truncated::of(&pairs));
-    truncation.warn(model.tokenizer().max_seq_length(), "");
+    let mut truncation = Truncation::of(match model {
+        Reranker::CrossEncoder(_) => ["pair of query and document", "pairs of query and document"],
+        Reranker::MultiVector(_) => ["document", "documents"],
+    });
+    truncation.add(&truncated);
+    truncation.warn(max_seq_length, "");
     Ok(())
 }

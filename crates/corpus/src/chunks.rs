@@ -12,13 +12,11 @@ use std::{
     thread,
 };
 
-use encoder::{
-    Embed, EmbedOptions, LongTexts, Prompt, TEXTS_PER_CHUNK, TokenizedTexts, unless_stopped,
-};
+use encoder::{Embed, EmbedOptions, LongTexts, Prompt, TextRole, TokenizedTexts, unless_stopped};
 
 use crate::{Error, InvalidRecord, Record, Records, Result, records::InputPosition};
 
-/// [`TEXTS_PER_CHUNK`] records that are read, embedded and written together, without invalid ones.
+/// [`Embed::TEXTS_PER_CHUNK`] records that are read, embedded and written together, without invalid ones.
 pub(crate) struct Chunk {
     pub(crate) records: Vec<Record>,
     pub(crate) tokenized: TokenizedTexts,
@@ -58,6 +56,7 @@ pub(crate) struct OwnedOptions {
     /// Creates the [`Prompt`] from [`Self::prompt`].
     to_prompt: for<'a> fn(&'a str) -> Prompt<'a>,
     long_texts: LongTexts,
+    role: TextRole,
 }
 
 impl OwnedOptions {
@@ -70,12 +69,18 @@ impl OwnedOptions {
             Prompt::Named(name) => (name, |name| Prompt::Named(name)),
             Prompt::Text(text) => (text, |text| Prompt::Text(text)),
         };
-        Self { prompt: prompt.to_string(), to_prompt, long_texts: options.long_texts }
+        Self {
+            prompt: prompt.to_string(),
+            to_prompt,
+            long_texts: options.long_texts,
+            role: options.role,
+        }
     }
 
     fn options(&self) -> EmbedOptions<'_> {
         let prompt = (self.to_prompt)(&self.prompt);
-        EmbedOptions::new().with_prompt(prompt).with_long_texts(self.long_texts)
+        let options = EmbedOptions::new().with_prompt(prompt).with_role(self.role);
+        options.with_long_texts(self.long_texts)
     }
 }
 
@@ -94,7 +99,7 @@ impl<E: Embed> Reader<E> {
     fn next_part(&mut self) -> Option<Part> {
         let (mut records, mut position) = (vec![], self.position);
         let (mut skipped, mut outcome) = (vec![], Ok(()));
-        for record in self.records.by_ref().take(TEXTS_PER_CHUNK) {
+        for record in self.records.by_ref().take(E::TEXTS_PER_CHUNK) {
             let after = position.after(&record);
             match record {
                 Ok(record) => records.push(record),

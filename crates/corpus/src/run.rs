@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use encoder::{Embed, EmbedOptions, LongTexts, Prompt, Row, TEXTS_PER_CHUNK};
+use encoder::{Embed, EmbedOptions, LongTexts, Prompt, Row};
 use twox_hash::XxHash64;
 
 use crate::{
@@ -51,7 +51,7 @@ pub struct EmbedRun {
     source: RecordSource,
     output: PathBuf,
     format: Option<VectorFormat>,
-    dtype: VectorDtype,
+    dtype: Option<VectorDtype>,
     on_invalid: OnInvalid,
     resume: bool,
     model: Option<String>,
@@ -141,7 +141,7 @@ impl EmbedRun {
             source,
             output,
             format: None,
-            dtype: VectorDtype::default(),
+            dtype: None,
             on_invalid: OnInvalid::default(),
             resume: false,
             model: None,
@@ -154,9 +154,10 @@ impl EmbedRun {
         Self { format: Some(format), ..self }
     }
 
-    /// Writes vectors of this dtype. The default is f32.
+    /// Writes vectors of this dtype. The default is [`StoredRow::DTYPE`] in Parquet and Arrow files,
+    /// otherwise f32.
     pub fn with_dtype(self, dtype: VectorDtype) -> Self {
-        Self { dtype, ..self }
+        Self { dtype: Some(dtype), ..self }
     }
 
     /// Handles invalid records in this way. The default is [`OnInvalid::Stop`].
@@ -245,7 +246,7 @@ impl EmbedRun {
         let mut output =
             PartialOutput::open(&self.output, layout, name.clone(), settings, self.resume)?;
         let position = output.position();
-        skip_to(&mut records, position)?;
+        skip_to(&mut records, position, E::TEXTS_PER_CHUNK)?;
         let reader = Reader {
             name,
             records,
@@ -329,7 +330,7 @@ impl EmbedRun {
             options.long_texts,
             embedder.tokenizer().max_seq_length(),
             embedder.dimension(),
-            self.dtype,
+            layout.dtype(),
             layout.settings()
         ))
     }
@@ -422,7 +423,7 @@ fn describe(prompt: Prompt) -> String {
     }
 }
 
-/// Skips the records that the interrupted run read.
+/// Skips the records that the interrupted run read, in chunks of `chunk` records.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`] if the input cannot be read
@@ -431,9 +432,9 @@ fn describe(prompt: Prompt) -> String {
 /// - [`ResumeError::InputGrew`] if the last chunk of the interrupted run was incomplete and the
 ///   input has more records now. The chunks, and so a table's bytes, would differ from those of a
 ///   new run.
-fn skip_to(records: &mut Records, position: InputPosition) -> Result<()> {
+fn skip_to(records: &mut Records, position: InputPosition, chunk: usize) -> Result<()> {
     records.skip_to(position)?;
-    if position.read.is_multiple_of(TEXTS_PER_CHUNK as u64) {
+    if position.read.is_multiple_of(chunk as u64) {
         return Ok(());
     }
     match records.next() {

@@ -2,25 +2,23 @@
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, Float16Array, Float32Array, ListArray, StructArray, UInt32Array};
+use arrow_array::{ArrayRef, ListArray, StructArray, UInt32Array};
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{ArrowError, DataType, Field, Fields};
 use encoder::SparseVector;
-use half::f16;
 
-use crate::{VectorDtype, rows::StoredRow};
+use crate::{
+    VectorDtype,
+    rows::{StoredRow, number_type, numbers},
+};
 
 impl StoredRow for SparseVector {
     const HAS_FIXED_LENGTH: bool = false;
 
     fn data_type(_dimension: usize, dtype: VectorDtype) -> DataType {
-        let value = match dtype {
-            VectorDtype::F32 => DataType::Float32,
-            VectorDtype::F16 => DataType::Float16,
-        };
         let fields = Fields::from(vec![
             Field::new("index", DataType::UInt32, false),
-            Field::new("value", value, false),
+            Field::new("value", number_type(dtype), false),
         ]);
         DataType::List(Arc::new(Field::new("element", DataType::Struct(fields), false)))
     }
@@ -34,11 +32,7 @@ impl StoredRow for SparseVector {
         };
         let indices = rows.iter().flat_map(|row| row.indices.iter().copied());
         let values = rows.iter().flat_map(|row| row.values.iter().copied());
-        let values: ArrayRef = if *fields[1].data_type() == DataType::Float16 {
-            Arc::new(Float16Array::from_iter_values(values.map(f16::from_f32)))
-        } else {
-            Arc::new(Float32Array::from_iter_values(values))
-        };
+        let values = numbers(values, fields[1].data_type());
         let indices: ArrayRef = Arc::new(UInt32Array::from_iter_values(indices));
         let pairs = StructArray::try_new(fields.clone(), vec![indices, values], None)?;
         let offsets = OffsetBuffer::from_lengths(rows.iter().map(|row| row.indices.len()));

@@ -33,7 +33,8 @@ pub(crate) enum Layout {
 /// The properties that determine a layout.
 pub(crate) struct LayoutSpec<'a> {
     pub(crate) format: VectorFormat,
-    pub(crate) dtype: VectorDtype,
+    /// `None`: the default of the rows.
+    pub(crate) dtype: Option<VectorDtype>,
     pub(crate) dimension: usize,
     /// A description of the model for the table's metadata.
     pub(crate) model: Option<&'a str>,
@@ -58,7 +59,9 @@ impl Layout {
         source: &RecordSource,
         records: &mut Records,
     ) -> Result<(Self, Vec<(String, AsText)>)> {
-        let LayoutSpec { dtype, dimension, .. } = *spec;
+        let dimension = spec.dimension;
+        let table_dtype = spec.dtype.unwrap_or(R::DTYPE);
+        let dtype = spec.dtype.unwrap_or_default();
         let format = match spec.format {
             VectorFormat::Npy if R::HAS_FIXED_LENGTH => {
                 return Ok((Self::Npy { dtype, dimension }, vec![]));
@@ -82,9 +85,9 @@ impl Layout {
             TableFormat::Parquet => parquet_schema(&fields),
             TableFormat::Arrow => fields.as_ref().clone(),
         };
-        let schema = schema_with_rows(&fields, R::data_type(dimension, dtype), spec.model);
+        let schema = schema_with_rows(&fields, R::data_type(dimension, table_dtype), spec.model);
         check_columns(format, &schema)?;
-        Ok((Self::Table { format, schema: Arc::new(schema), dtype }, as_text))
+        Ok((Self::Table { format, schema: Arc::new(schema), dtype: table_dtype }, as_text))
     }
 
     pub(crate) fn dtype(&self) -> VectorDtype {

@@ -147,6 +147,11 @@ impl ModelFiles {
         }
     }
 
+    /// The same files with another weights file.
+    pub(super) fn with_weights(&self, file: &str) -> Self {
+        Self { weights: Some(file.to_string()), ..self.clone() }
+    }
+
     /// Whether reading a file may download it.
     pub(super) fn are_remote(&self) -> bool {
         matches!(self.source, Source::Remote(_))

@@ -44,6 +44,11 @@ impl ModelFolder {
         Self { files: self.files.folder(name), known: self.known.clone() }
     }
 
+    /// The same files with another weights file.
+    pub(crate) fn with_weights(&self, file: &str) -> Self {
+        Self { files: self.files.with_weights(file), known: self.known.clone() }
+    }
+
     /// The name of a file in error messages.
     pub(crate) fn path(&self, file: &str) -> String {
         self.files.path(file)

@@ -66,6 +66,16 @@ pub(crate) fn vector(files: &ModelFolder, name: &str) -> Result<Vec<f32>> {
     })
 }
 
+/// The number of rows of a matrix, from the header of the weights file; 0 if there is no such
+/// matrix.
+///
+/// # Errors
+/// [`crate::FileError`] for a missing or damaged file.
+pub(crate) fn rows(files: &ModelFolder, name: &str) -> Result<usize> {
+    let weights = WeightFiles::open(files)?;
+    Ok(weights.info(name).and_then(|info| info.shape.first().copied()).unwrap_or(0))
+}
+
 /// [`model`] for an encoder with f32 hidden states on a CPU. Modules that are loaded by
 /// `ops::Linear::load` or `Table::load`, those of the head included, use the packed weights in
 /// `cache`; weights that the cache lacks are packed and saved.

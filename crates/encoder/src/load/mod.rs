@@ -22,7 +22,7 @@ mod weights;
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use folder::{CONFIG, ModelFolder, WEIGHTS};
 pub(crate) use json::{Json, parse_value};
-pub(crate) use loading::{Read, check_no_adapter, model, model_with_cache, module, vector};
+pub(crate) use loading::{Read, check_no_adapter, model, model_with_cache, module, rows, vector};
 pub(crate) use names::{
     DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
     Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,

@@ -121,6 +121,10 @@ const NEXT_SENTENCE: &str = "cls.seq_relationship.";
 const MEMORY_PROJECTION: Row =
     ("memory_projection", "enc_to_dec_proj", &["decoder.hidden_size", "encoder.hidden_size"]);
 
+/// The map from an encoder's hidden states to the vectors of the tokens, in a checkpoint of
+/// Stanford's ColBERT. Its tensors have no prefix.
+const COLBERT_PROJECTION: Row = ("colbert_projection", "linear", &["dim", "hidden_size"]);
+
 /// The prefixes of the encoder and the decoder in an encoder-decoder checkpoint.
 const ENCODER: &str = "encoder.";
 const DECODER: &str = "decoder.bert.";
@@ -249,8 +253,8 @@ impl Naming {
             (path, find(names.layer, rest).unwrap_or(unknown(rest)))
         } else if let Some(row) = find(names.heads, module) {
             (self.heads.to_string(), row)
-        } else if module == MEMORY_PROJECTION.0 {
-            (String::new(), MEMORY_PROJECTION)
+        } else if let Some(row) = find(&[MEMORY_PROJECTION, COLBERT_PROJECTION], module) {
+            (String::new(), row)
         } else {
             (self.prefix.clone(), find(names.model, module).unwrap_or(unknown(module)))
         };
@@ -287,7 +291,8 @@ impl Naming {
         let start = |path: &'static str| path.split('.').next().unwrap_or(path);
         let is_head = || {
             let known = self.names.heads.iter().map(|row| start(row.1));
-            let mut known = known.chain(self.names.ignored.iter().copied());
+            let known = known.chain(self.names.ignored.iter().copied());
+            let mut known = known.chain([COLBERT_PROJECTION.1]);
             head.split_once('.').is_some_and(|(beginning, _)| known.any(|head| head == beginning))
         };
         let is_unused = || {

@@ -332,6 +332,43 @@ impl EncoderModel {
         })
     }
 
+    /// [`Self::forward_ragged`] where all tokens of sequence `i` attend to its first `keys[i]`
+    /// tokens only. Consecutive sequences of equal length are computed together.
+    ///
+    /// # Errors
+    /// The errors of [`Self::forward_ragged`].
+    pub(crate) fn forward_ragged_to_keys(
+        &self,
+        batch: &RaggedBatch,
+        keys: &[usize],
+    ) -> Result<Tensor> {
+        let lengths: Vec<usize> = batch.offsets().windows(2).map(|at| at[1] - at[0]).collect();
+        if lengths == keys || batch.tokens() == 0 {
+            return self.forward_ragged(batch);
+        }
+        let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
+        let encode = |start: usize, lengths: &[usize], keys: &[usize]| -> Result<Tensor> {
+            let (b, t, e) = (lengths.len(), lengths[0], self.config.hidden_size);
+            let x = self.embed_ragged(&ids.narrow(2, start, b * t)?)?.reshape((b, t, e))?;
+            let keys = Tensor::from_iter(keys.iter().map(|&n| n as u32), &self.device)?;
+            let mask = AttentionMask::none().with_valid_lens(&keys)?;
+            Ok(self.encoder.forward(&x, &mask)?.reshape((b * t, e))?)
+        };
+        let max_tokens =
+            if self.device.is_cpu() { TOKENS_PER_THREAD * ops::max_threads() } else { usize::MAX };
+        rayon::scope(|_| {
+            let (mut hidden, mut first) = (vec![], 0);
+            for equal in lengths.chunk_by(|a, b| a == b) {
+                for part in equal.chunks((max_tokens / equal[0].max(1)).max(1)) {
+                    let range = first..first + part.len();
+                    hidden.push(encode(batch.offsets()[first], part, &keys[range.clone()])?);
+                    first = range.end;
+                }
+            }
+            Ok(Tensor::cat(&hidden, 0)?)
+        })
+    }
+
     /// The embeddings `(1, N, E)` of tokens of a ragged batch. `ids`: `(3, 1, N)`, from
     /// [`RaggedBatch::ids`].
     fn embed_ragged(&self, ids: &Tensor) -> Result<Tensor> {

@@ -19,7 +19,7 @@ mod heads;
 mod jina_bert;
 pub(crate) mod labels;
 mod lm_head;
-mod load_encoder;
+pub(crate) mod load_encoder;
 mod model_config;
 mod model_type;
 mod modernbert;

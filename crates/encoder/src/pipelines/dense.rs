@@ -125,6 +125,28 @@ impl Dense {
         load::module(files, read, device, |weights| Self::new(&config, activation, weights))
     }
 
+    /// A linear map without activation, of the weight and bias in the file of `files`.
+    ///
+    /// # Errors
+    /// [`crate::FileError`] for a missing or damaged file; [`crate::CheckpointError::Tensors`] if
+    /// the weight does not fit the input's length `width`.
+    pub(crate) fn from_state_dict(
+        files: &ModelFolder,
+        width: usize,
+        read: Read,
+        device: &Device,
+    ) -> Result<Self> {
+        let out_features = load::rows(files, "weight")?;
+        load::module(files, read, device, |weights| {
+            Ok(Self {
+                linear: Linear::load(ComputeType::F32, width, out_features, true, weights)?,
+                activation: TorchActivation::Identity,
+                residual: Residual::None,
+                out_features,
+            })
+        })
+    }
+
     fn new(config: &DenseConfig, activation: TorchActivation, weights: Weights) -> Result<Self> {
         let &DenseConfig { in_features: i, out_features: o, bias, use_residual, .. } = config;
         Ok(Self {

@@ -26,6 +26,9 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// The result for a text.
     type Row: Row;
 
+    /// Number of texts of a stream whose rows are in memory together.
+    const TEXTS_PER_CHUNK: usize = TEXTS_PER_CHUNK;
+
     /// The tokenizer.
     fn tokenizer(&self) -> &TextTokenizer;
 
@@ -55,8 +58,8 @@ pub trait Embed: Clone + Send + Sync + 'static {
         run: impl FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Vec<Self::Row>>;
 
-    /// Embeds a stream of texts, in their order, in constant memory: [`TEXTS_PER_CHUNK`] texts are
-    /// read and embedded at a time.
+    /// Embeds a stream of texts, in their order, in constant memory:
+    /// [`Self::TEXTS_PER_CHUNK`] texts are read and embedded at a time.
     ///
     /// # Errors
     /// The errors of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator
@@ -80,7 +83,7 @@ pub trait Embed: Clone + Send + Sync + 'static {
     ) -> impl Iterator<Item = Result<Self::Row>> + 'a {
         let (mut texts, mut failed) = (texts.into_iter(), false);
         let chunks = std::iter::from_fn(move || {
-            let count = if failed { 0 } else { TEXTS_PER_CHUNK };
+            let count = if failed { 0 } else { Self::TEXTS_PER_CHUNK };
             let chunk: Vec<S> = texts.by_ref().take(count).collect();
             if chunk.is_empty() {
                 return None;

@@ -10,6 +10,21 @@ pub struct EmbedOptions<'a> {
     pub prompt: Prompt<'a>,
     /// How to handle texts longer than the model's maximum length.
     pub long_texts: LongTexts,
+    /// What the texts are for a model that computes queries and documents in different ways.
+    /// [`TextRole::Unspecified`]: see [`Self::role()`].
+    pub role: TextRole,
+}
+
+/// What a text is for a model that computes queries and documents in different ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TextRole {
+    /// A text that documents are searched for.
+    Query,
+    /// A text that is searched.
+    Document,
+    /// Neither, or not known.
+    #[default]
+    Unspecified,
 }
 
 impl<'a> EmbedOptions<'a> {
@@ -23,6 +38,31 @@ impl<'a> EmbedOptions<'a> {
     #[doc(alias = "encode_query", alias = "encode_document")]
     pub fn with_prompt(self, prompt: Prompt<'a>) -> Self {
         Self { prompt, ..self }
+    }
+
+    /// These options for queries or for documents, whatever the prompt.
+    pub fn with_role(self, role: TextRole) -> Self {
+        Self { role, ..self }
+    }
+
+    /// The role of [`Self::with_role`]; without it, the texts are queries if the prompt is
+    /// [`Prompt::Query`] or named `query`, and documents for [`Prompt::Document`] or `document`.
+    ///
+    /// ```
+    /// use encoder::{EmbedOptions, Prompt, TextRole};
+    ///
+    /// let options = EmbedOptions::new().with_prompt(Prompt::Named("query"));
+    /// assert_eq!(options.role(), TextRole::Query);
+    /// assert_eq!(options.with_prompt(Prompt::Text("Find: ")).role(), TextRole::Unspecified);
+    /// ```
+    pub fn role(&self) -> TextRole {
+        match (self.role, self.prompt) {
+            (TextRole::Unspecified, Prompt::Query | Prompt::Named("query")) => TextRole::Query,
+            (TextRole::Unspecified, Prompt::Document | Prompt::Named("document")) => {
+                TextRole::Document
+            }
+            (role, _) => role,
+        }
     }
 
     /// These options with another treatment of long texts.

@@ -3,7 +3,7 @@
 use crate::{
     ModelFiles, Result,
     load::ModelFolder,
-    pipelines::modules::are_sparse,
+    pipelines::{modules::are_sparse, multi_vector_modules::are_multi_vector},
     text::{prompts::loader, sentence_config::Loader},
 };
 
@@ -14,12 +14,14 @@ crate::choices! {
         Dense = "dense",
         /// Values of a few dimensions, which are tokens of the vocabulary in most models.
         Sparse = "sparse",
+        /// A vector of fixed length for each token.
+        Multi = "multi",
     }
 }
 
 impl EmbeddingKind {
     /// The kind that the files of a sentence-transformers folder name; [`Self::Dense`] for a folder
-    /// without `modules.json`.
+    /// without `modules.json`, except of Stanford's ColBERT.
     ///
     /// # Errors
     /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;
@@ -39,7 +41,12 @@ impl EmbeddingKind {
 
     /// [`Self::from_files`] for files that are read together with others.
     pub(crate) fn from_folder(files: &ModelFolder) -> Result<Self> {
-        let is_sparse = loader(files)? == Loader::SparseEncoder || are_sparse(files)?;
-        Ok(if is_sparse { Self::Sparse } else { Self::Dense })
+        Ok(if are_multi_vector(files)? {
+            Self::Multi
+        } else if loader(files)? == Loader::SparseEncoder || are_sparse(files)? {
+            Self::Sparse
+        } else {
+            Self::Dense
+        })
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain, sparse_modules},
+    pipelines::multi_vector_modules::MultiVectorModules,
     text::{TextTokenizer, sentence_config::Loader, tokenizer::VOCABULARIES},
 };
 
@@ -150,12 +151,22 @@ impl Inspection {
     pub fn new(files: &ModelFiles) -> Self {
         let (files, mut found) = (&ModelFolder::new(files), Self::default());
         let chain = Chain::from_files(files);
-        let sparse = match EmbeddingKind::from_folder(files) {
-            Ok(EmbeddingKind::Sparse) => Some(sparse_modules(files)),
+        let kind = EmbeddingKind::from_folder(files);
+        // The transformer, and for a model that is not dense: the type that runs the transformer,
+        // the other modules, and the type that runs all of them.
+        let not_dense = match kind {
+            Ok(EmbeddingKind::Sparse) => Some(sparse_modules(files).map(|sparse| {
+                let (model, modules) = sparse.describe();
+                (sparse.transformer().clone(), model, modules, "SparseEmbedder")
+            })),
+            Ok(EmbeddingKind::Multi) => Some(MultiVectorModules::from_files(files).map(|multi| {
+                let modules = multi.describe();
+                (multi.transformer, "EncoderModel", modules, "MultiVectorEmbedder")
+            })),
             _ => None,
         };
-        let transformer = match &sparse {
-            Some(Ok(sparse)) => sparse.transformer().clone(),
+        let transformer = match &not_dense {
+            Some(Ok((transformer, ..))) => transformer.clone(),
             _ => modules::transformer(files).unwrap_or_else(|_| files.clone()),
         };
         let is_alone = modules::is_transformer_alone(files).unwrap_or(false);
@@ -175,12 +186,11 @@ impl Inspection {
                 None
             }
         };
-        match sparse {
-            Some(Ok(sparse)) => {
-                let (model, modules) = sparse.describe();
+        match not_dense {
+            Some(Ok((_, model, modules, embedder))) => {
                 found.modules = modules;
                 if found.tokenizer.is_some() && found.runs_as.contains(&model) {
-                    found.runs_as.push("SparseEmbedder");
+                    found.runs_as.push(embedder);
                 }
                 return found;
             }

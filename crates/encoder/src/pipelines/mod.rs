@@ -2,6 +2,7 @@
 //! attention weights. Also the search for vectors, and the inspection of model folders.
 
 mod attention_reader;
+mod bge_m3;
 mod classifier;
 mod dense;
 mod embed;
@@ -11,8 +12,12 @@ mod embedding_kind;
 mod inspect;
 mod mask_filler;
 mod modules;
+mod multi_vector;
+mod multi_vector_embedder;
+mod multi_vector_modules;
 mod pooling;
 mod question_answerer;
+mod reranker;
 mod search;
 mod span;
 mod sparse_auto_encoder;
@@ -21,19 +26,24 @@ mod sparse_vector;
 mod splade;
 mod task;
 mod token_classifier;
+mod token_mask;
+mod token_pooling;
 mod tokenized_texts;
 mod with_tokenizer;
 
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
 pub use classifier::{Classified, LogitActivation, TextClassifier, TextClassifierParams};
 pub use embed::{Embed, Row};
-pub use embed_options::{EmbedOptions, LongTexts};
+pub use embed_options::{EmbedOptions, LongTexts, TextRole};
 pub use embedder::{Embedder, Embeddings};
 pub use embedding_kind::EmbeddingKind;
 pub use inspect::Inspection;
 pub use mask_filler::{Candidate, Filled, MaskFiller, MaskFillerParams};
+pub use multi_vector::{LateInteraction, MultiVector};
+pub use multi_vector_embedder::MultiVectorEmbedder;
 pub use pooling::{Pooling, PoolingMode};
 pub use question_answerer::{Answers, QuestionAnswerer, QuestionAnswererParams};
+pub use reranker::{Ranking, Reranker};
 pub use search::{Hit, Nearest, Search};
 pub use span::Span;
 pub use sparse_embedder::SparseEmbedder;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::{
     Error, Pooling, Result,
     load::{ModelFolder, Read},
-    pipelines::{dense::Dense, splade::SpladePooling},
+    pipelines::{bge_m3, dense::Dense, splade::SpladePooling},
 };
 
 const FILE: &str = "modules.json";
@@ -42,17 +42,25 @@ impl Module {
 
 /// One entry of `modules.json`.
 #[derive(Deserialize)]
-struct Entry {
+pub(super) struct Entry {
     #[serde(rename = "type")]
     class: String,
-    path: String,
+    pub(super) path: String,
     name: Option<String>,
 }
 
+/// The class of PyLate's Dense, which is that of sentence-transformers for the vectors of tokens.
+pub(super) const PYLATE_DENSE: &str = "pylate.models.Dense.Dense";
+
 impl Entry {
-    /// The class without its Python module, if it is a class of sentence-transformers.
-    fn class(&self) -> &str {
-        if self.class.starts_with("sentence_transformers.") {
+    /// Whether the class is [`PYLATE_DENSE`].
+    pub(super) fn is_of_pylate(&self) -> bool {
+        self.class == PYLATE_DENSE
+    }
+
+    /// The class without its Python module, if it is a class of sentence-transformers or PyLate.
+    pub(super) fn class(&self) -> &str {
+        if self.class.starts_with("sentence_transformers.") || self.is_of_pylate() {
             self.class.rsplit('.').next().unwrap_or_default()
         } else {
             &self.class
@@ -67,18 +75,28 @@ impl Entry {
 }
 
 /// The keys of a module's `config.json` that name its input and output.
-#[derive(Deserialize)]
-#[serde(default)]
+#[derive(Default, Deserialize)]
 struct InputOutput {
-    module_input_name: String,
+    module_input_name: Option<String>,
     /// If absent, that of the input.
     module_output_name: Option<String>,
 }
 
-impl Default for InputOutput {
-    fn default() -> Self {
-        Self { module_input_name: SENTENCE.to_string(), module_output_name: None }
+/// Checks that the input and the output of a module are `name`, if its config names them.
+///
+/// # Errors
+/// [`crate::ConfigError::Unsupported`] if they are not; the errors of reading `config.json`.
+pub(super) fn check_input_output(files: &ModelFolder, name: &'static str) -> Result<()> {
+    let InputOutput { module_input_name, module_output_name } =
+        files.json("config.json")?.unwrap_or_default();
+    for (key, got) in
+        [("module_input_name", module_input_name), ("module_output_name", module_output_name)]
+    {
+        if let Some(got) = got.filter(|got| got != name) {
+            return Err(Error::unsupported(files.path("config.json"), key, name, got));
+        }
     }
+    Ok(())
 }
 
 /// The entries of `modules.json`; `None` if there is no such file.
@@ -87,7 +105,7 @@ impl Default for InputOutput {
 /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if the file cannot be read or parsed;
 /// [`crate::ConfigError::Unsupported`] for a module outside the folder, or for two modules of the
 /// same name, of which sentence-transformers runs one.
-fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
+pub(super) fn entries(files: &ModelFolder) -> Result<Option<Vec<Entry>>> {
     let Some(mut entries) = files.json::<Vec<Entry>>(FILE)? else { return Ok(None) };
     let mut names = BTreeSet::new();
     for entry in &entries {
@@ -127,7 +145,7 @@ fn normalize_paths(entries: &mut [Entry], file: &str) -> Result<()> {
 /// # Errors
 /// [`crate::ConfigError::Unsupported`] if the transformer is in a subfolder and a weights file was
 /// chosen: the file would not be read.
-fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> {
+pub(super) fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> {
     if files.weights().is_some() && !entry.path.is_empty() {
         return Err(Error::unsupported(
             files.path(FILE),
@@ -140,7 +158,7 @@ fn transformer_files(files: &ModelFolder, entry: &Entry) -> Result<ModelFolder> 
 }
 
 /// The error for a list of modules that is not implemented.
-fn unsupported(files: &ModelFolder, entries: &[Entry], expected: &'static str) -> Error {
+pub(super) fn unsupported(files: &ModelFolder, entries: &[Entry], expected: &'static str) -> Error {
     let classes: Vec<&str> = entries.iter().map(Entry::class).collect();
     Error::unsupported(files.path(FILE), "modules", expected, classes.join(", "))
 }
@@ -177,13 +195,16 @@ pub(crate) enum SparseDocuments {
     Splade { transformer: ModelFolder, pooling: SpladePooling },
     /// A dense model, and the folder of a SparseAutoEncoder.
     AutoEncoder { chain: Box<Chain>, auto_encoder: ModelFolder },
+    /// The transformer of BGE-M3, and the folder with the map to the weights of tokens.
+    BgeM3 { transformer: ModelFolder, head: ModelFolder },
 }
 
 impl SparseModules {
     /// The files of the transformer of documents.
     pub(crate) fn transformer(&self) -> &ModelFolder {
         match &self.documents {
-            SparseDocuments::Splade { transformer, .. } => transformer,
+            SparseDocuments::Splade { transformer, .. }
+            | SparseDocuments::BgeM3 { transformer, .. } => transformer,
             SparseDocuments::AutoEncoder { chain, .. } => &chain.transformer,
         }
     }
@@ -198,6 +219,7 @@ impl SparseModules {
                 let last = "SparseAutoEncoder".to_string();
                 ("EncoderModel", chain.describe().into_iter().chain([last]).collect())
             }
+            SparseDocuments::BgeM3 { .. } => ("EncoderModel", vec!["Dense".to_string()]),
         };
         if self.queries.is_some() {
             modules.push("SparseStaticEmbedding for queries".to_string());
@@ -292,6 +314,10 @@ pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
     }
     let documents = match splade(files, &entries)? {
         Some(documents) => documents,
+        None if !are_sparse(files)? && bge_m3::has_token_weights(files)? => {
+            let transformer = transformer(files)?;
+            SparseDocuments::BgeM3 { transformer, head: files.clone() }
+        }
         None => match entries.pop() {
             Some(last) if last.class() == "SparseAutoEncoder" => SparseDocuments::AutoEncoder {
                 chain: Chain::from_entries(files, entries)?.into(),
@@ -433,18 +459,9 @@ impl Chain {
         let (mut modules, mut width) = (vec![], width);
         for entry in &self.rest {
             let files = self.files.folder(&entry.path);
-            let config: InputOutput = match entry.path.as_str() {
-                "" => InputOutput::default(), // config.json is the transformer's
-                _ => files.json("config.json")?.unwrap_or_default(),
-            };
-            for (key, name) in [
-                ("module_input_name", Some(config.module_input_name)),
-                ("module_output_name", config.module_output_name),
-            ] {
-                if let Some(got) = name.filter(|name| name != SENTENCE) {
-                    let path = files.path("config.json");
-                    return Err(Error::unsupported(path, key, SENTENCE, got));
-                }
+            if !entry.path.is_empty() {
+                // Otherwise config.json is the transformer's.
+                check_input_output(&files, SENTENCE)?;
             }
             modules.push(match entry.class() {
                 "Dense" => {

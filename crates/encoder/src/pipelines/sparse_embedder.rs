@@ -6,18 +6,19 @@ use candle_core::Device;
 use rayon::prelude::*;
 
 use super::{
+    bge_m3::TokenWeightHead,
     embed::Embed,
     embedder::Embedder,
     modules::{SparseDocuments, SparseModules, sparse_modules},
     sparse_auto_encoder::SparseAutoEncoder,
     splade::SpladePooling,
-    tokenized_texts::{Batch, TokenizedTexts, in_batches},
+    tokenized_texts::{Batch, TokenizedTexts, rows_in_batches},
     with_tokenizer::with_tokenizer,
 };
 use crate::{
     ConfigError, EmbedOptions, EncoderForMaskedLm, EncoderModel, Error, InputError, LoadOptions,
     LoadReport, ModelConfig, ModelFiles, Prompt, RaggedBatch, Result, SparseVector,
-    TEXTS_PER_CHUNK, TextTokenizer, Tokens,
+    TEXTS_PER_CHUNK, TextRole, TextTokenizer, Tokens,
     load::{self, ModelFolder},
     models::ragged_batch::TOKEN_BUDGET,
     text::{prompts::Prompts, sentence_config::Loader},
@@ -27,13 +28,14 @@ use crate::{
 /// tokens, those of a sequence take 1 MB.
 const SEQUENCES_PER_PART: usize = 64;
 
-/// A sparse embedding model, in one of three forms:
+/// A sparse embedding model, in one of four forms:
 ///
 /// - SPLADE: a masked language model, whose logits are pooled. The dimensions of a vector are the
 ///   tokens of the vocabulary.
 /// - SPLADE for documents, with a stored weight per token for queries ([`Prompt::Query`], or
 ///   [`Prompt::Named`] with `query`), which need no computation.
 /// - A dense model and a sparse autoencoder.
+/// - BGE-M3: a weight for each token of the text.
 ///
 /// # Source
 /// Formal et al. 2021, <https://arxiv.org/abs/2109.10086>; Geng et al. 2024,
@@ -75,6 +77,12 @@ enum Documents {
     AutoEncoder {
         model: Embedder,
         auto_encoder: SparseAutoEncoder,
+    },
+    BgeM3 {
+        model: EncoderModel,
+        tokenizer: TextTokenizer,
+        report: LoadReport,
+        head: TokenWeightHead,
     },
 }
 
@@ -141,7 +149,11 @@ impl SparseEmbedder {
         let folder = &ModelFolder::new(files);
         let SparseModules { documents, queries } = sparse_modules(folder)?;
         let (loader, prompts) = if folder.has("modules.json")? {
-            (Loader::SparseEncoder, Prompts::of_sparse_embedder(folder)?)
+            let prompts = match &documents {
+                SparseDocuments::BgeM3 { .. } => Prompts::of_embedder(folder)?,
+                _ => Prompts::of_sparse_embedder(folder)?,
+            };
+            (Loader::SparseEncoder, prompts)
         } else {
             (Loader::Transformers, Prompts::without_file())
         };
@@ -162,6 +174,15 @@ impl SparseEmbedder {
                 )?;
                 max_active_dims = max_active_dims.or(Some(auto_encoder.count()));
                 (Documents::AutoEncoder { model, auto_encoder }, chain.transformer.config()?)
+            }
+            SparseDocuments::BgeM3 { transformer, head } => {
+                let load = || EncoderModel::load(&transformer, options);
+                let loader = Loader::SentenceTransformer;
+                let ((model, report), tokenizer) = with_tokenizer(&transformer, loader, load)?;
+                let (width, device) = (model.config().hidden_size, &options.device);
+                let head = TokenWeightHead::from_files(&head, width, &tokenizer, device)?;
+                let documents = Documents::BgeM3 { model, tokenizer, report, head };
+                (documents, transformer.config()?)
             }
         };
         let queries = match queries {
@@ -194,13 +215,14 @@ impl SparseEmbedder {
         match &self.documents {
             Documents::Splade { model, .. } => model.encoder(),
             Documents::AutoEncoder { model, .. } => model.encoder(),
+            Documents::BgeM3 { model, .. } => model,
         }
     }
 
     /// The report on the checkpoint of the encoder.
     pub fn report(&self) -> &LoadReport {
         match &self.documents {
-            Documents::Splade { report, .. } => report,
+            Documents::Splade { report, .. } | Documents::BgeM3 { report, .. } => report,
             Documents::AutoEncoder { model, .. } => model.report(),
         }
     }
@@ -242,7 +264,9 @@ impl SparseEmbedder {
     /// The token of a dimension.
     fn token(&self, index: u32) -> String {
         match &self.documents {
-            Documents::Splade { tokenizer, .. } => tokenizer.token(index),
+            Documents::Splade { tokenizer, .. } | Documents::BgeM3 { tokenizer, .. } => {
+                tokenizer.token(index)
+            }
             Documents::AutoEncoder { .. } => index.to_string(),
         }
     }
@@ -258,6 +282,12 @@ impl SparseEmbedder {
             Documents::Splade { model, pooling, .. } => (model, pooling),
             Documents::AutoEncoder { model, auto_encoder } => {
                 let vectors = auto_encoder.forward(&model.embed_sequences(sequences)?)?;
+                return Ok(vectors.into_iter().map(|vector| self.limited(vector)).collect());
+            }
+            Documents::BgeM3 { model, head, .. } => {
+                let tokens = || sequences.iter().map(|(tokens, _)| *tokens);
+                let hidden = model.forward_ragged(&RaggedBatch::from_tokens(tokens())?)?;
+                let vectors = head.forward(&hidden, tokens())?;
                 return Ok(vectors.into_iter().map(|vector| self.limited(vector)).collect());
             }
         };
@@ -279,7 +309,7 @@ impl Embed for SparseEmbedder {
     /// The tokenizer of documents, or of all texts.
     fn tokenizer(&self) -> &TextTokenizer {
         match &self.documents {
-            Documents::Splade { tokenizer, .. } => tokenizer,
+            Documents::Splade { tokenizer, .. } | Documents::BgeM3 { tokenizer, .. } => tokenizer,
             Documents::AutoEncoder { model, .. } => model.tokenizer(),
         }
     }
@@ -288,6 +318,7 @@ impl Embed for SparseEmbedder {
         match &self.documents {
             Documents::Splade { model, .. } => model.encoder().config().vocab_size,
             Documents::AutoEncoder { auto_encoder, .. } => auto_encoder.dimension(),
+            Documents::BgeM3 { model, .. } => model.config().vocab_size,
         }
     }
 
@@ -304,10 +335,10 @@ impl Embed for SparseEmbedder {
         texts: &[S],
         options: EmbedOptions,
     ) -> Result<TokenizedTexts> {
-        let are_queries = matches!(options.prompt, Prompt::Query | Prompt::Named("query"));
         match &self.queries {
-            Some(queries) if are_queries => {
-                TokenizedTexts::of_queries(&queries.tokenizer, &self.prompts, texts, options)
+            Some(queries) if options.role() == TextRole::Query => {
+                let (tokenizer, prompts) = (&queries.tokenizer, &self.prompts);
+                TokenizedTexts::without_special_tokens(tokenizer, prompts, texts, options)
             }
             _ => TokenizedTexts::new(Embed::tokenizer(self), &self.prompts, texts, options),
         }
@@ -321,7 +352,7 @@ impl Embed for SparseEmbedder {
     ) -> Result<Vec<SparseVector>> {
         let sequences: Vec<_> = texts.sequences().collect();
         let mut vectors = match &self.queries {
-            Some(queries) if texts.are_queries => {
+            Some(queries) if texts.role == TextRole::Query => {
                 let mut vectors = Vec::with_capacity(sequences.len());
                 for part in sequences.chunks(TEXTS_PER_CHUNK) {
                     let mut computed = None;
@@ -336,10 +367,7 @@ impl Embed for SparseEmbedder {
             }
             _ => {
                 let compute = |batch: &[(&Tokens, usize)]| self.compute(batch);
-                let (vectors, positions) = in_batches(&sequences, TOKEN_BUDGET, &mut run, compute)?;
-                let mut vectors: Vec<SparseVector> = vectors.into_iter().flatten().collect();
-                let own = |position: u32| std::mem::take(&mut vectors[position as usize]);
-                positions.into_iter().map(own).collect::<Vec<_>>()
+                rows_in_batches(&sequences, TOKEN_BUDGET, &mut run, compute)?
             }
         }
         .into_iter();

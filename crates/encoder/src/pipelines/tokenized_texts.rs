@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    EmbedOptions, Error, InputError, LongTexts, Result, TextTokenizer, Tokens, error::beginning,
-    models::ragged_batch::within_budget, text::prompts::Prompts,
+    EmbedOptions, Error, InputError, LongTexts, Result, TextRole, TextTokenizer, Tokens,
+    error::beginning, models::ragged_batch::within_budget, text::prompts::Prompts,
 };
 
 /// Number of texts that are tokenized and computed together, where texts are a stream or a long
@@ -24,8 +24,8 @@ pub struct TokenizedTexts {
     /// the special token before it included; 0 without a prompt.
     pub(crate) prompt: usize,
     truncated: Vec<Truncated>,
-    /// Whether the texts are queries for the query side of an asymmetric model.
-    pub(crate) are_queries: bool,
+    /// The side of an asymmetric model that computes the texts.
+    pub(crate) role: TextRole,
 }
 
 impl TokenizedTexts {
@@ -53,7 +53,7 @@ impl TokenizedTexts {
         if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
             return Err(InputError::NoTokens { text: beginning(texts[empty].as_ref()) }.into());
         }
-        Ok(Self { prompt, ..Self::from_windows(tokenizer, windows, texts, options.long_texts)? })
+        Ok(Self { prompt, ..Self::from_windows(tokenizer, windows, texts, options)? })
     }
 
     /// The tokens of texts without a prompt.
@@ -64,25 +64,24 @@ impl TokenizedTexts {
         tokenizer: &TextTokenizer,
         windows: Vec<Vec<Tokens>>,
         texts: &[S],
-        long_texts: LongTexts,
+        options: EmbedOptions,
     ) -> Result<Self> {
         let truncated = Truncated::of(windows.iter().map(|windows| &windows[0]));
-        if let (LongTexts::Refuse, Some(long)) = (long_texts, truncated.first()) {
+        if let (LongTexts::Refuse, Some(long)) = (options.long_texts, truncated.first()) {
             let text = beginning(texts[long.text].as_ref());
             let max = tokenizer.max_seq_length();
             return Err(
                 InputError::LongText { index: long.text, text, got: long.tokens, max }.into()
             );
         }
-        Ok(Self { windows, prompt: 0, truncated, are_queries: false })
+        Ok(Self { windows, prompt: 0, truncated, role: options.role() })
     }
 
-    /// The tokens of texts without special tokens, for the query side of an asymmetric model. A
-    /// text may have none.
+    /// The tokens of texts without special tokens. A text may have none.
     ///
     /// # Errors
     /// The errors of [`Self::new`] except [`InputError::NoTokens`].
-    pub(crate) fn of_queries<S: AsRef<str>>(
+    pub(crate) fn without_special_tokens<S: AsRef<str>>(
         tokenizer: &TextTokenizer,
         prompts: &Prompts,
         texts: &[S],
@@ -98,8 +97,7 @@ impl TokenizedTexts {
             Ok(vec![tokenizer.encode_bare_within(&prompted, max)?])
         };
         let windows = texts.iter().map(window).collect::<Result<Vec<_>>>()?;
-        let queries = Self::from_windows(tokenizer, windows, texts, options.long_texts)?;
-        Ok(Self { are_queries: true, ..queries })
+        Self::from_windows(tokenizer, windows, texts, options)
     }
 
     /// The total number of tokens of all sequences.
@@ -228,6 +226,22 @@ pub(crate) fn in_batches<T: Send>(
         positions[i] = position;
     }
     Ok((results, positions))
+}
+
+/// [`in_batches`] for results that are rows, one per sequence: returns the row of each sequence.
+///
+/// # Errors
+/// The errors of [`in_batches`].
+pub(crate) fn rows_in_batches<R: Default + Send>(
+    sequences: &[(&Tokens, usize)],
+    budget: usize,
+    run: &mut dyn FnMut(&mut Batch) -> Result<()>,
+    compute: impl Fn(&[(&Tokens, usize)]) -> Result<Vec<R>> + Sync,
+) -> Result<Vec<R>> {
+    let (rows, positions) = in_batches(sequences, budget, run, compute)?;
+    let mut rows: Vec<R> = rows.into_iter().flatten().collect();
+    let take = |position: u32| std::mem::take(&mut rows[position as usize]);
+    Ok(positions.into_iter().map(take).collect())
 }
 
 /// The indices of `lengths` in descending order of length. The sort is stable.

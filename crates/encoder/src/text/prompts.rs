@@ -66,6 +66,7 @@ pub(crate) fn loader(files: &ModelFolder) -> Result<Loader> {
         None | Some("SentenceTransformer") => Loader::SentenceTransformer,
         Some("CrossEncoder") => Loader::CrossEncoder,
         Some("SparseEncoder") => Loader::SparseEncoder,
+        Some("MultiVectorEncoder" | "ColBERT") => Loader::MultiVectorEncoder,
         Some(_) => Loader::Transformers,
     })
 }
@@ -91,9 +92,20 @@ impl Prompts {
         Self::of_class(files, "SparseEncoder")
     }
 
+    /// [`Self::of_embedder`] for a multi-vector model, of PyLate too, whose class is `ColBERT`.
+    pub(crate) fn of_multi_vector_embedder(files: &ModelFolder) -> Result<Self> {
+        let class = "MultiVectorEncoder";
+        Self::of_class_or(files, class, &[class, "ColBERT"])
+    }
+
     fn of_class(files: &ModelFolder, class: &'static str) -> Result<Self> {
+        Self::of_class_or(files, class, &[class])
+    }
+
+    /// `known` are the names of a class, `class` is its current name.
+    fn of_class_or(files: &ModelFolder, class: &'static str, known: &[&str]) -> Result<Self> {
         let Some(mut found) = files.json::<Self>(FILE)? else { return Ok(Self::without_file()) };
-        if let Some(got) = found.model_type.take().filter(|model_type| model_type != class) {
+        if let Some(got) = found.model_type.take().filter(|got| !known.contains(&got.as_str())) {
             return Err(Error::unsupported(files.path(FILE), "model_type", class, got));
         }
         for (key, value) in
@@ -105,6 +117,14 @@ impl Prompts {
         }
         found.is_embedder = true;
         found.checked(files)
+    }
+
+    /// Puts `prefix` before the prompt `name`, unless the prompt begins with it.
+    pub(crate) fn with_prefix(mut self, name: &str, prefix: &str) -> Self {
+        let prompt = self.prompts.remove(name).flatten().unwrap_or_default();
+        let prompt = if prompt.starts_with(prefix) { prompt } else { format!("{prefix}{prompt}") };
+        self.prompts.insert(name.to_string(), Some(prompt));
+        self
     }
 
     /// Reads the file of a cross-encoder.

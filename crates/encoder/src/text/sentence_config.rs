@@ -1,6 +1,8 @@
 //! `sentence_bert_config.json`: settings that sentence-transformers passes to the transformer and
 //! its tokenizer. Source: `Transformer` of sentence-transformers 6.2.
 
+use std::num::NonZeroUsize;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -53,6 +55,8 @@ pub(crate) enum Loader {
     CrossEncoder,
     /// `SparseEncoder` of sentence-transformers.
     SparseEncoder,
+    /// `MultiVectorEncoder` of sentence-transformers.
+    MultiVectorEncoder,
 }
 
 /// The settings of `sentence_bert_config.json`.
@@ -67,6 +71,42 @@ pub(crate) struct SentenceConfig {
     pub(crate) max_length: Option<usize>,
     /// Keys that override those of `tokenizer_config.json`.
     pub(crate) tokenizer: Map<String, Value>,
+    /// The lengths of the queries and documents of a multi-vector model.
+    pub(crate) lengths: TaskLengths,
+}
+
+/// The maximum lengths of queries and documents, and the expansion of queries.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TaskLengths {
+    /// In tokens, special tokens and prompt included.
+    pub(crate) query_length: Option<usize>,
+    /// In tokens, special tokens and prompt included.
+    pub(crate) document_length: Option<usize>,
+    pub(crate) query_expansion: Option<QueryExpansion>,
+}
+
+/// How short queries are filled up with a token, whose vectors are scored too.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct QueryExpansion {
+    pub(crate) strategy: ExpansionStrategy,
+    /// Whether other tokens attend to the expansion tokens.
+    #[serde(default)]
+    pub(crate) attend: bool,
+    /// `None`: the mask token.
+    pub(crate) token: Option<String>,
+    /// The number of tokens that queries are filled up to.
+    pub(crate) length: NonZeroUsize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ExpansionStrategy {
+    /// Queries are truncated to the length too.
+    Fixed,
+    /// Queries may be longer.
+    Min,
 }
 
 /// Older and current names of keys. A value under the older name replaces the value under the
@@ -164,16 +204,21 @@ impl SentenceConfig {
             let got = Value::from(modalities.clone()).to_string();
             return Err(unsupported("modality_config", modality, got));
         }
-        for (key, value) in [
-            ("query_length", &keys.query_length),
-            ("document_length", &keys.document_length),
-            ("query_expansion", &keys.query_expansion),
-            ("tokenizer_name_or_path", &keys.tokenizer_name_or_path),
-        ] {
+        let lengths = [
+            ("query_length", keys.query_length),
+            ("document_length", keys.document_length),
+            ("query_expansion", keys.query_expansion),
+        ];
+        let are_used = loader == Loader::MultiVectorEncoder;
+        let unused = lengths.iter().filter(|_| !are_used).map(|(key, value)| (*key, value));
+        for (key, value) in unused.chain([("tokenizer_name_or_path", &keys.tokenizer_name_or_path)])
+        {
             if !value.is_null() {
                 return Err(unsupported(key, "the key to be absent", value.to_string()));
             }
         }
+        let lengths = lengths.map(|(key, value)| (key.to_string(), value));
+        let lengths = parse_value(Value::Object(lengths.into_iter().collect()), &path)?;
         for (key, arguments) in [
             ("model_kwargs (or model_args)", &keys.model_kwargs),
             ("config_kwargs (or config_args)", &keys.config_kwargs),
@@ -227,6 +272,7 @@ impl SentenceConfig {
             do_lower_case: keys.do_lower_case.unwrap_or(false),
             max_length,
             tokenizer,
+            lengths,
             path,
         })
     }

@@ -11,7 +11,7 @@ use std::{
 
 use rayon::prelude::*;
 use tokenizers::{
-    Encoding, ModelWrapper, PostProcessor, Tokenizer, TruncationDirection,
+    AddedToken, Encoding, ModelWrapper, PostProcessor, Tokenizer, TruncationDirection,
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
 };
 
@@ -331,10 +331,43 @@ impl TextTokenizer {
         Self { truncation_side, ..self }
     }
 
+    /// Makes tokens of the vocabulary special, so that they are one token in texts. Each of
+    /// `prefixes` names a token, or begins with one and a space. Prefixes that are one token
+    /// already, and those that are not in the vocabulary, stay as they are.
+    ///
+    /// # Errors
+    /// [`FileError::Tokenizer`] for a damaged tokenizer.
+    pub(crate) fn with_prefix_tokens(mut self, prefixes: &[&str]) -> Result<Self> {
+        for prefix in prefixes {
+            let first = prefix.split_whitespace().next().unwrap_or_default();
+            let known = [*prefix, first].into_iter().find(|token| self.token_id(token).is_some());
+            if let Some(token) = known.filter(|token| !token.is_empty())
+                && self.encode_bare(token)? != Vec::from_iter(self.token_id(token))
+            {
+                let special = AddedToken::from(token, true).normalized(false);
+                let mut tokenizer = (*self.tokenizer).clone();
+                self.guarded(|_| tokenizer.add_special_tokens([special]).map(|_| ()))?;
+                self.can_split = guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false);
+                self.tokenizer = Arc::new(tokenizer);
+            }
+        }
+        Ok(self)
+    }
+
+    /// The id of a token of the vocabulary.
+    pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
     /// The id of the token that fills up shorter sequences of a padded batch; 0 if the vocabulary
     /// has none.
     pub fn pad_token_id(&self) -> u32 {
         self.pad_id
+    }
+
+    /// The id of the token for parts of a text that the vocabulary lacks, if it has one.
+    pub(crate) fn unknown_token_id(&self) -> Option<u32> {
+        self.unknown_id
     }
 
     /// The number of special tokens that are added to every text.
@@ -775,9 +808,16 @@ impl TextTokenizer {
     /// # Errors
     /// [`FileError::Tokenizer`] if the vocabulary lacks it.
     pub(crate) fn mask_token_id(&self) -> Result<u32> {
-        let mask = &self.mask_token;
-        let error = || tokenizer_config::lacks_token(mask, "mask_token");
-        self.tokenizer.token_to_id(mask).ok_or_else(|| self.error(error().into()))
+        self.need_token_id(&self.mask_token, "mask_token")
+    }
+
+    /// The id of a token that a setting names.
+    ///
+    /// # Errors
+    /// [`FileError::Tokenizer`] if the vocabulary lacks it.
+    pub(crate) fn need_token_id(&self, token: &str, setting: &str) -> Result<u32> {
+        let error = || tokenizer_config::lacks_token(token, setting);
+        self.token_id(token).ok_or_else(|| self.error(error().into()))
     }
 
     /// The vocabulary's spelling of a token, or the id in digits if the vocabulary lacks it.
