@@ -496,6 +496,11 @@ fn classify_fill_mask_and_rerank_print_json_lines() -> anyhow::Result<()> {
     assert_eq!(order, [2, 3, 1, 4]);
     let top = lines(stdout(encodle(&[&arguments[..], &["--top", "1"]].concat(), b"").success()))?;
     assert_eq!(top, ranked[..1]);
+    let model = golden("multi_vector/expansion");
+    let model = model.to_str().unwrap();
+    let arguments = ["rerank", "--model", model, "--query", "the cat", "a dog", "the cat"];
+    let ranked = lines(stdout(encodle(&arguments, b"").success()))?;
+    assert_eq!((ranked[0]["document"].as_u64(), ranked.len()), (Some(2), 2), "{ranked:?}");
     assert_eq!(
         stderr(
             encodle(&["rerank", "--model", &folder("sequence"), "--query", "a", "b"], b"").code(1)

@@ -3,8 +3,8 @@
 use std::fs;
 
 use encoder::{
-    Embed, EmbedOptions, EmbeddingKind, LateInteraction, LoadOptions, LongTexts, ModelFiles,
-    MultiVector, MultiVectorEmbedder, Precision, Prompt,
+    Embed, EmbedOptions, EmbeddingKind, Inspection, LateInteraction, LoadOptions, LongTexts,
+    ModelFiles, MultiVector, MultiVectorEmbedder, Precision, Prompt,
 };
 use serde::Deserialize;
 
@@ -75,6 +75,8 @@ fn multi_vectors_and_scores_equal_sentence_transformers() -> Result {
     for name in MODELS {
         let files = ModelFiles::dir(golden(&format!("multi_vector/{name}")))?;
         assert_eq!(EmbeddingKind::from_files(&files)?, EmbeddingKind::Multi, "{name}");
+        let found = Inspection::new(&files);
+        assert!(found.runs_as.contains(&"MultiVectorEmbedder") && found.runs(), "{name}: {found}");
         let model = MultiVectorEmbedder::from_files(&files, &LoadOptions::default())?;
         let embed = |prompt| model.embed(&texts, EmbedOptions::new().with_prompt(prompt));
         let (queries, documents) = (embed(Prompt::Query)?, embed(Prompt::Document)?);
