@@ -175,6 +175,34 @@ fn vectors_of_every_interface_are_those_of_the_command() -> Result<()> {
 }
 
 #[test]
+fn sparse_vectors_are_those_of_the_command() -> Result<()> {
+    let model = "tests/golden/sparse/masked_lm"; // no file says that it is a sparse model
+    let server = Server::start(&["--model", model, "--kind", "sparse"])?;
+    let texts = ["a cat", "", "new movie"];
+    let vectors = embedded(&texts, &["--model", model, "--kind", "sparse"])?;
+    let pairs = |vector: &Value| -> Vec<Value> {
+        let list = |field: &str| vector[field].as_array().into_iter().flatten().cloned();
+        let pairs = list("indices").zip(list("values"));
+        pairs.map(|(index, value)| json!({"index": index, "value": value})).collect()
+    };
+    let expected: Vec<Vec<Value>> = vectors.iter().map(pairs).collect();
+    assert!(expected.iter().all(|pairs| !pairs.is_empty()));
+    for path in ["/embed_sparse", "/"] {
+        assert_eq!(server.post(path, &json!({"inputs": texts}))?.json()?, json!(expected));
+    }
+    let pooling = &server.get("/info")?.json()?["model_type"]["embedding"]["pooling"];
+    assert_eq!(pooling, "splade");
+    for (path, body, status) in
+        [("/embed", json!({"inputs": "a"}), 424), ("/v1/embeddings", json!({"input": "a"}), 400)]
+    {
+        let refused = server.post(path, &body)?;
+        assert_eq!(refused.status, status);
+        assert!(refused.body.contains("(/embed_sparse)"), "{}", refused.body);
+    }
+    Ok(())
+}
+
+#[test]
 fn tasks_return_the_objects_of_the_commands() -> Result<()> {
     let folder = |name: &str| format!("tests/golden/heads/{name}");
     let cases: [(&str, &str, &[&str], Value); 4] = [

@@ -36,6 +36,8 @@ MODELS = {
     "tagger": GOLDEN / "heads/tagger",
     "answer": GOLDEN / "heads/answer",
     "masked_lm": GOLDEN / "heads/masked_lm",
+    "splade": GOLDEN / "sparse/splade_max",
+    "inference_free": GOLDEN / "sparse/inference_free",  # has stored weights for queries
 }
 KEYS = ["first-key", "second-key"]
 LISTENING = re.compile(r"listening on http://([^\s\"]+):(\d+)")

@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Parser, ValueEnum, builder::BoolishValueParser};
-use encoder::{Pooling, PoolingMode, Precision};
-use server::{Access, ApiKeys, Limits, Model, Models};
+use encoder::{EmbeddingKind, Pooling, PoolingMode, Precision};
+use server::{Access, ApiKeys, Embedding, Limits, Model, Models};
 use tokio::{
     net::{TcpListener, lookup_host},
     signal::unix::{Signal, SignalKind, signal},
@@ -67,6 +67,12 @@ pub struct Args {
         requires = "models"
     )]
     pooling: Vec<Named<Modes>>,
+
+    /// Kind of embedding, for the model NAME or for all models: dense, or sparse, also for a masked
+    /// language model whose files name no kind. Repeatable [default: the task that the model's
+    /// files name]
+    #[arg(long, env = "ENCODLE_KIND", value_delimiter = '\n', value_name = "[NAME=]KIND")]
+    kind: Vec<Named<EmbeddingKind>>,
 
     /// Address to listen on, or a name that resolves to one, such as localhost; an IPv4 address is
     /// preferred
@@ -231,8 +237,8 @@ enum LogFormat {
     Json,
 }
 
-/// An argument `[NAME=]VALUE`. Without a name, `--dtype` and `--pooling` apply to all models, and
-/// `--model` uses the default name.
+/// An argument `[NAME=]VALUE`. Without a name, `--dtype`, `--pooling` and `--kind` apply to all
+/// models, and `--model` uses the default name.
 #[derive(Clone, Debug, PartialEq)]
 struct Named<T> {
     name: Option<String>,
@@ -274,12 +280,13 @@ struct Source {
     /// `None` for the default model.
     model: Option<String>,
     dtype: Option<Precision>,
-    pooling: Option<Pooling>,
+    embedding: Option<Embedding>,
 }
 
 impl Args {
-    /// The models to load. `--dtype` and `--pooling` with a model's name take precedence over those
-    /// without a name; if one is repeated with the same name or without a name, the last applies.
+    /// The models to load. `--dtype`, `--pooling` and `--kind` with a model's name take precedence
+    /// over those without a name; if one is repeated with the same name or without a name, the last
+    /// applies.
     fn sources(&self) -> Result<Vec<Source>> {
         let given: Vec<(String, Option<String>)> = match &self.models[..] {
             [] => vec![(default_model::NAME.to_string(), None)],
@@ -300,7 +307,8 @@ impl Args {
         }
         let dtypes = self.dtype.iter().map(|named| ("--dtype", &named.name));
         let poolings = self.pooling.iter().map(|named| ("--pooling", &named.name));
-        for (option, name) in dtypes.chain(poolings) {
+        let kinds = self.kind.iter().map(|named| ("--kind", &named.name));
+        for (option, name) in dtypes.chain(poolings).chain(kinds) {
             if let Some(name) = name.as_deref().filter(|name| !known.contains(name)) {
                 let message =
                     format!("{option} names the unknown model {name:?}: expected one of {known:?}");
@@ -308,15 +316,29 @@ impl Args {
             }
         }
         let source = |(name, model): &(String, Option<String>)| {
-            let modes = value_of(&self.pooling, name);
             Ok(Source {
                 name: name.clone(),
                 model: model.clone(),
                 dtype: value_of(&self.dtype, name).copied(),
-                pooling: modes.map(|Modes(modes)| Pooling::new(modes)).transpose()?,
+                embedding: self.embedding(name)?,
             })
         };
         given.iter().map(source).collect()
+    }
+
+    /// The choice of `--pooling` and `--kind` for a model.
+    fn embedding(&self, model: &str) -> Result<Option<Embedding>> {
+        let kind = value_of(&self.kind, model).copied();
+        match (value_of(&self.pooling, model), kind) {
+            (None, kind) => Ok(kind.map(Embedding::Kind)),
+            (Some(Modes(modes)), None | Some(EmbeddingKind::Dense)) => {
+                Ok(Some(Embedding::Pooled(Pooling::new(modes)?)))
+            }
+            (Some(_), Some(kind)) => Err(usage_error(format!(
+                "--pooling has no effect on a {kind} model: leave out --pooling or --kind for \
+                 {model:?}"
+            ))),
+        }
     }
 
     fn key_sources(&self) -> Result<KeySources> {
@@ -442,11 +464,11 @@ fn default_name(model: &str) -> String {
 
 /// Loads the models, in their order.
 fn load(sources: &[Source], machine: &Machine) -> Result<Vec<(String, Model)>> {
-    let load = |Source { name, model, dtype, pooling }: &Source| {
+    let load = |Source { name, model, dtype, embedding }: &Source| {
         let files = default_model::open_or_default(model.as_deref())?;
         let log = |choice: &str| tracing::info!(name, "{choice}");
         let options = machine.options(*dtype, log)?;
-        let model = Model::from_files(&files, pooling.clone(), &options)
+        let model = Model::from_files(&files, embedding.clone(), &options)
             .map_err(|error| anyhow!("model {name:?} cannot be served: {error}"))?;
         tracing::info!(name, task = model.task_name(), dtype = model.dtype(), "loaded");
         Ok((name.clone(), model))
@@ -643,6 +665,8 @@ mod tests {
             "b=int8",
             "--pooling",
             "a=cls,mean",
+            "--kind",
+            "b=sparse",
         ]);
         let sources = given.sources().unwrap();
         let names: Vec<&str> = sources.iter().map(|source| source.name.as_str()).collect();
@@ -651,11 +675,15 @@ mod tests {
             [sources[0].dtype, sources[1].dtype],
             [Some(Precision::Bf16), Some(Precision::Int8)]
         );
-        assert!(sources[0].pooling.is_some() && sources[1].pooling.is_none());
+        assert!(matches!(sources[0].embedding, Some(Embedding::Pooled(_))));
+        assert_eq!(sources[1].embedding, Some(Embedding::Kind(EmbeddingKind::Sparse)));
         let default = args(&[]).sources().unwrap();
         assert_eq!((&default[0].name[..], &default[0].model), ("all-MiniLM-L6-v2", &None));
         let unknown = args(&["--dtype", "c=int8"]).sources().err().unwrap();
         assert!(unknown.to_string().contains("unknown model \"c\""), "{unknown}");
+        let both = args(&["--model", "a=x", "--pooling", "cls", "--kind", "sparse"]);
+        let both = both.sources().err().unwrap().to_string();
+        assert!(both.contains("--pooling has no effect on a sparse model"), "{both}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod api;
 mod api_keys;
 mod app;
 mod connections;
+mod embedding_model;
 mod engine;
 mod failure;
 mod framing;
@@ -45,7 +46,7 @@ mod traces;
 pub use api::router;
 pub use api_keys::ApiKeys;
 pub use limits::Limits;
-pub use model::{Error, Model};
+pub use model::{Embedding, Error, Model};
 pub use models::Models;
 pub use serve::{Access, serve};
 

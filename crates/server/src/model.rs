@@ -12,11 +12,15 @@ use std::{
 
 use candle_core::DType;
 use encoder::{
-    AttentionReader, Choice, Embedder, EncoderModel, Inspection, LoadOptions, ModelFiles, Pipeline,
-    Pooling, Precision, RaggedBatch, TaskVisitor, TextTokenizer, Tokens, for_each_task,
+    AttentionReader, Choice, EmbedOptions, Embedder, EmbeddingKind, EncoderModel, Inspection,
+    LoadOptions, ModelFiles, Pipeline, Pooling, Precision, RaggedBatch, SparseEmbedder,
+    TaskVisitor, TextClassifier, TextTokenizer, Tokens, for_each_task,
 };
 
-use crate::engine::{Compute, Key, KeyKind, Sequence, Target};
+use crate::{
+    embedding_model::{EmbeddingModel, HasPrompts, Rows, check_finite},
+    engine::{Compute, Key, KeyKind, Sequence, Target},
+};
 
 /// A loaded model.
 ///
@@ -41,17 +45,28 @@ pub struct Model {
 
 /// The task of a model, with its pipeline.
 pub(crate) struct Task {
-    /// [`Pipeline::TASK`], or [`EMBEDDING`].
+    /// [`Pipeline::TASK`], or [`EmbeddingModel::TASK`].
     pub name: &'static str,
+    /// The route of this task.
+    pub route: String,
     pub tokenizer: TextTokenizer,
     pub encoder: EncoderModel,
+    /// The length of the vectors of an embedding model.
+    pub dimension: Option<usize>,
     /// The labels of a classifier.
     pub labels: Vec<String>,
+    pub prompts: Option<Arc<dyn HasPrompts>>,
     pipeline: Arc<dyn Any + Send + Sync>,
 }
 
-/// The task of an [`Embedder`].
-pub(crate) const EMBEDDING: &str = "embedding";
+/// The choice of an embedding model, instead of the task that the model's files name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Embedding {
+    /// Dense vectors, pooled in this way instead of as the model's files say.
+    Pooled(Pooling),
+    /// Embeddings of this kind.
+    Kind(EmbeddingKind),
+}
 
 /// Why models cannot be loaded or served.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +82,13 @@ pub enum Error {
         /// The problems of the files, as `encodle inspect` prints them; only the first if the
         /// weights cannot be opened.
         problems: String,
+    },
+
+    /// The server does not offer this kind of embedding.
+    #[error("a model of the kind {kind} cannot be served")]
+    Kind {
+        /// The kind.
+        kind: EmbeddingKind,
     },
 
     /// The model has no task that the server offers.
@@ -103,26 +125,26 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Loads a model. Its files determine the task, unless `pooling` makes it an embedding model.
+    /// Loads a model. Its files determine the task, unless `embedding` makes it an embedding model.
     ///
     /// # Errors
-    /// [`Error::NoTask`] if the model has no task that the server offers; [`Error::Problems`] or
-    /// [`Error::Model`] if the model cannot be loaded.
+    /// [`Error::NoTask`] or [`Error::Kind`] if the model has no task that the server offers;
+    /// [`Error::Problems`] or [`Error::Model`] if the model cannot be loaded.
     pub fn from_files(
         files: &ModelFiles,
-        pooling: Option<Pooling>,
+        embedding: Option<Embedding>,
         options: &LoadOptions,
     ) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let task = Task::from_files(files, pooling, options)?;
+        let task = Task::from_files(files, embedding, options)?;
         let attention = AttentionReader::from_encoder(task.encoder.clone(), task.tokenizer.clone());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let precision = options.precision;
         Ok(Self { number, task, attention, precision, created: SystemTime::now() })
     }
 
-    /// The name of the task in `/info`: `embedding`, `sequence_classification`,
-    /// `token_classification`, `question_answering` or `fill_mask`.
+    /// The name of the task in `/info`: `embedding`, `sparse_embedding`,
+    /// `sequence_classification`, `token_classification`, `question_answering` or `fill_mask`.
     pub fn task_name(&self) -> &'static str {
         self.task.name
     }
@@ -134,7 +156,7 @@ impl Model {
 
     /// The length of the vectors, for an embedding model.
     pub fn dimension(&self) -> Option<usize> {
-        self.task.pipeline::<Embedder>().map(|embedder| embedder.dimension())
+        self.task.dimension
     }
 
     /// The number format of matrix products: `f32`, `f16`, `bf16` or `int8`.
@@ -180,15 +202,16 @@ impl Model {
         Target::new(Key { model: self.number, kind }, compute)
     }
 
-    /// The computation of vectors, by an [`Embedder`] that shares this model's weights.
-    /// `normalize` means the same as in [`KeyKind::Vectors`].
-    pub(crate) fn vectors(
+    /// The computation of rows, by an embedding model that shares this model's weights.
+    /// `normalize` means the same as in [`KeyKind::Rows`].
+    pub(crate) fn rows<E: EmbeddingModel>(
         &self,
-        embedder: Arc<Embedder>,
+        model: Arc<E>,
+        options: EmbedOptions,
         normalize: Option<bool>,
-    ) -> Target<Vec<f32>> {
-        let dimension = embedder.dimension();
-        self.target(KeyKind::Vectors { dimension, normalize }, Vectors(embedder))
+    ) -> Target<E::Row> {
+        let (dimension, role) = (model.dimension(), model.role(options));
+        self.target(KeyKind::Rows { dimension, normalize, role }, Rows { model, role })
     }
 
     /// The computation of the last hidden states.
@@ -210,11 +233,23 @@ impl Model {
 impl Task {
     fn from_files(
         files: &ModelFiles,
-        pooling: Option<Pooling>,
+        embedding: Option<Embedding>,
         options: &LoadOptions,
     ) -> Result<Self, Error> {
-        if let Some(pooling) = pooling {
-            return Ok(Embedder::from_transformer(files, pooling, options)?.into());
+        let kind = match embedding {
+            Some(Embedding::Pooled(pooling)) => {
+                let embedder = Embedder::from_transformer(files, pooling, options)?;
+                return Ok(Self::embedding(embedder));
+            }
+            Some(Embedding::Kind(kind)) => Some(kind),
+            // `Dense` is also the kind of a folder that is no embedding model.
+            None => match EmbeddingKind::from_files(files) {
+                Ok(EmbeddingKind::Dense) | Err(_) => None,
+                Ok(kind) => Some(kind),
+            },
+        };
+        if let Some(kind) = kind {
+            return Self::of_kind(kind, files, options);
         }
         let Inspection { runs_as, mut problems, weights, .. } = Inspection::new(files);
         if weights.is_none() {
@@ -222,7 +257,7 @@ impl Task {
             problems.truncate(1);
         }
         if runs_as.contains(&"Embedder") {
-            return Ok(Embedder::from_files(files, options)?.into());
+            return Self::of_kind(EmbeddingKind::Dense, files, options);
         }
         let mut loader = TaskLoader { runs_as: &runs_as, files, options, task: None };
         for_each_task(&mut loader);
@@ -233,21 +268,60 @@ impl Task {
         }
     }
 
+    /// Loads an embedding model.
+    fn of_kind(
+        kind: EmbeddingKind,
+        files: &ModelFiles,
+        options: &LoadOptions,
+    ) -> Result<Self, Error> {
+        match kind {
+            EmbeddingKind::Dense => Ok(Self::embedding(Embedder::from_files(files, options)?)),
+            EmbeddingKind::Sparse => {
+                Ok(Self::embedding(SparseEmbedder::from_files(files, options)?))
+            }
+            kind => Err(Error::Kind { kind }),
+        }
+    }
+
+    /// The task of an embedding model.
+    fn embedding<E: EmbeddingModel>(model: E) -> Self {
+        let model = Arc::new(model);
+        Self {
+            name: E::TASK,
+            route: E::ROUTE.to_string(),
+            tokenizer: model.tokenizer().clone(),
+            encoder: model.encoder().clone(),
+            dimension: Some(model.dimension()),
+            labels: vec![],
+            prompts: Some(model.clone()),
+            pipeline: model,
+        }
+    }
+
+    /// The task of a pipeline.
+    fn of_pipeline<P: Pipeline>(pipeline: P) -> Self {
+        let pipeline = Arc::new(pipeline);
+        let classifier = (pipeline.clone() as Arc<dyn Any + Send + Sync>).downcast();
+        Self {
+            name: P::TASK,
+            route: format!("/{}", P::COMMAND.replace('-', "_")),
+            tokenizer: pipeline.tokenizer().clone(),
+            encoder: pipeline.encoder().clone(),
+            dimension: None,
+            labels: pipeline.label_names().to_vec(),
+            prompts: classifier.ok().map(|model: Arc<TextClassifier>| model as _),
+            pipeline,
+        }
+    }
+
+    /// The task with its route, for errors.
+    pub fn described(&self) -> String {
+        format!("{} ({})", self.name, self.route)
+    }
+
     /// The pipeline, if it has this type.
     pub fn pipeline<P: Any + Send + Sync>(&self) -> Option<Arc<P>> {
         self.pipeline.clone().downcast().ok()
-    }
-}
-
-impl From<Embedder> for Task {
-    fn from(embedder: Embedder) -> Self {
-        Self {
-            name: EMBEDDING,
-            tokenizer: embedder.tokenizer().clone(),
-            encoder: embedder.encoder().clone(),
-            labels: vec![],
-            pipeline: Arc::new(embedder),
-        }
     }
 }
 
@@ -262,27 +336,8 @@ struct TaskLoader<'a> {
 impl TaskVisitor for TaskLoader<'_> {
     fn visit<P: Pipeline>(&mut self) {
         if self.task.is_none() && self.runs_as.contains(&P::MODEL) {
-            let pipeline = P::load(self.files, self.options);
-            self.task = Some(pipeline.map(|pipeline| Task {
-                name: P::TASK,
-                tokenizer: pipeline.tokenizer().clone(),
-                encoder: pipeline.encoder().clone(),
-                labels: pipeline.label_names().to_vec(),
-                pipeline: Arc::new(pipeline),
-            }));
+            self.task = Some(P::load(self.files, self.options).map(Task::of_pipeline));
         }
-    }
-}
-
-/// Sequences to vectors.
-struct Vectors(Arc<Embedder>);
-
-impl Compute for Vectors {
-    type Values = Vec<f32>;
-
-    fn compute(&self, sequences: &[&Sequence]) -> encoder::Result<Vec<Vec<f32>>> {
-        let all: Vec<_> = sequences.iter().map(|one| (&one.tokens, one.prompt)).collect();
-        finite(self.0.embed_sequences(&all)?.to_vec2()?)
     }
 }
 
@@ -302,16 +357,10 @@ impl Compute for States {
             let rows = states.narrow(0, range[0], range[1] - range[0])?; // (T, E)
             Ok(rows.flatten_all()?.to_vec1::<f32>()?)
         };
-        finite(batch.offsets().windows(2).map(states_of_text).collect::<encoder::Result<_>>()?)
-    }
-}
-
-/// The values, or an error if one is NaN or infinite, which JSON cannot represent.
-fn finite(values: Vec<Vec<f32>>) -> encoder::Result<Vec<Vec<f32>>> {
-    if values.iter().flatten().all(|value| value.is_finite()) {
-        Ok(values)
-    } else {
-        Err(encoder::Error::NonFiniteOutput)
+        let all = batch.offsets().windows(2).map(states_of_text);
+        let all = all.collect::<encoder::Result<Vec<Vec<f32>>>>()?;
+        check_finite(all.iter().map(Vec::as_slice))?;
+        Ok(all)
     }
 }
 

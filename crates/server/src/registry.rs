@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    collections::BTreeSet,
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -99,16 +100,21 @@ impl Registry {
             note_model(&name);
             Some(TaskModel { name, model, pipeline })
         };
+        let all = self.all()?;
         match name {
-            None => self.all()?.iter().cloned().find_map(with_pipeline).ok_or_else(|| {
-                Failure::new(
-                    Kind::Backend,
-                    format!("this server has no model for {task}: GET /info lists its models"),
-                )
+            None => all.iter().cloned().find_map(with_pipeline).ok_or_else(|| {
+                let found = all.iter().map(|(_, model)| model.task().described());
+                let found: Vec<String> = found.collect::<BTreeSet<_>>().into_iter().collect();
+                let message = format!(
+                    "this server has no model for {task}: its models are for {}; GET /info lists \
+                     them",
+                    found.join(", ")
+                );
+                Failure::new(Kind::Backend, message)
             }),
             Some(_) => {
                 let (name, model) = self.get(name)?;
-                let own = model.task_name();
+                let own = model.task().described();
                 let message = format!("model {name:?} is for {own}: expected a model for {task}");
                 with_pipeline((name, model))
                     .ok_or_else(|| Failure::new(Kind::Backend, message).with_field("model"))

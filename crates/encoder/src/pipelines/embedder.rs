@@ -12,7 +12,9 @@ use crate::{
     models::encoder_model::no_rows,
     models::ragged_batch::TOKEN_BUDGET,
     pipelines::modules::{Chain, Module, transformer},
-    pipelines::tokenized_texts::{Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches},
+    pipelines::tokenized_texts::{
+        Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches, tokens_from_ids,
+    },
     pipelines::with_tokenizer::with_tokenizer,
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
@@ -413,18 +415,7 @@ impl Embedder {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
-        let (size, max) = (self.model.config().vocab_size, self.tokenizer.max_seq_length());
-        if input_ids.is_empty() {
-            return Err(InputError::EmptySequence { index: 0 }.into());
-        }
-        if let Some(&id) = input_ids.iter().find(|&&id| id as usize >= size) {
-            let (name, field, got) = ("input_ids", "vocab_size", i64::from(id));
-            return Err(InputError::Id { name, got, size, field }.into());
-        }
-        if input_ids.len() > max {
-            return Err(InputError::TooLong { got: input_ids.len(), max }.into());
-        }
-        Ok(Tokens { token_type_ids: vec![0; input_ids.len()], input_ids, truncated: 0 })
+        tokens_from_ids(input_ids, self.model.config(), &self.tokenizer)
     }
 
     /// The second half of [`Self::embed_with`]: computes the vectors, each batch within `run`.

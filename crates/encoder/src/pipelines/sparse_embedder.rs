@@ -12,13 +12,13 @@ use super::{
     modules::{SparseDocuments, SparseModules, sparse_modules},
     sparse_auto_encoder::SparseAutoEncoder,
     splade::SpladePooling,
-    tokenized_texts::{Batch, TokenizedTexts, rows_in_batches},
+    tokenized_texts::{Batch, TokenizedTexts, rows_in_batches, tokens_from_ids},
     with_tokenizer::with_tokenizer,
 };
 use crate::{
     ConfigError, EmbedOptions, EncoderForMaskedLm, EncoderModel, Error, InputError, LoadOptions,
     LoadReport, ModelConfig, ModelFiles, Prompt, RaggedBatch, Result, SparseVector,
-    TEXTS_PER_CHUNK, TextRole, TextTokenizer, Tokens,
+    TEXTS_PER_CHUNK, TextRole, TextTokenizer, Tokens, TruncationSide,
     load::{self, ModelFolder},
     models::ragged_batch::TOKEN_BUDGET,
     text::{prompts::Prompts, sentence_config::Loader},
@@ -205,6 +205,30 @@ impl SparseEmbedder {
         Ok(Self { max_active_dims: Some(max), ..self })
     }
 
+    /// The maximum number of values of a vector; `None` for no limit.
+    pub fn max_active_dims(&self) -> Option<usize> {
+        self.max_active_dims
+    }
+
+    /// Sets the side on which long texts are truncated, instead of that of the model's files.
+    pub fn with_truncation_side(mut self, side: TruncationSide) -> Self {
+        let set = |tokenizer: &mut TextTokenizer| {
+            *tokenizer = tokenizer.clone().with_truncation_side(side);
+        };
+        match &mut self.documents {
+            Documents::Splade { tokenizer, .. } | Documents::BgeM3 { tokenizer, .. } => {
+                set(tokenizer);
+            }
+            Documents::AutoEncoder { model, .. } => {
+                *model = model.clone().with_truncation_side(side);
+            }
+        }
+        if let Some(queries) = &mut self.queries {
+            set(&mut queries.tokenizer);
+        }
+        self
+    }
+
     /// Sets [`SparseVector::tokens`] of each vector.
     pub fn with_tokens(self) -> Self {
         Self { with_tokens: true, ..self }
@@ -252,6 +276,57 @@ impl SparseEmbedder {
         self.embed_rows(&self.tokenize(texts, options)?, |batch| batch())
     }
 
+    /// [`TextRole::Query`] for queries of a model with stored weights for queries; otherwise
+    /// [`TextRole::Unspecified`].
+    pub fn role(&self, options: EmbedOptions) -> TextRole {
+        match (&self.queries, options.role()) {
+            (Some(_), TextRole::Query) => TextRole::Query,
+            _ => TextRole::Unspecified,
+        }
+    }
+
+    /// The tokens of a text that is given as ids, special tokens included, for
+    /// [`Self::embed_sequences`]. The text is not a query of [`Self::role`].
+    ///
+    /// # Errors
+    /// The errors of [`Embedder::tokens_from_ids`].
+    pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
+        tokens_from_ids(input_ids, self.encoder().config(), Embed::tokenizer(self))
+    }
+
+    /// The vector of each sequence, given as for [`Embedder::embed_sequences`]. `role` is
+    /// [`Self::role`] of the options of [`Embed::tokenize`].
+    ///
+    /// # Errors
+    /// The errors of [`Embed::embed_rows`]; [`InputError::EmptySequence`] for a sequence without
+    /// tokens, except a query of [`Self::role`].
+    /// # Examples
+    /// ```
+    /// use encoder::{Embed, EmbedOptions, LoadOptions, SparseEmbedder};
+    ///
+    /// let dir = "../../tests/golden/sparse/splade_max";
+    /// let model = SparseEmbedder::from_dir(dir, &LoadOptions::default())?;
+    /// let options = EmbedOptions::default();
+    /// let tokenized = model.tokenize(&["a cat", "a dog"], options)?;
+    /// let sequences: Vec<_> = tokenized.sequences().collect();
+    /// let vectors = model.embed_sequences(&sequences, model.role(options))?;
+    /// assert_eq!(vectors, model.embed(&["a cat", "a dog"], options)?);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn embed_sequences(
+        &self,
+        sequences: &[(&Tokens, usize)],
+        role: TextRole,
+    ) -> Result<Vec<SparseVector>> {
+        let empty = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty());
+        if let Some(index) = empty.filter(|_| role != TextRole::Query) {
+            return Err(InputError::EmptySequence { index }.into());
+        }
+        let mut vectors = self.vectors(sequences, role, &mut |batch| batch())?;
+        vectors.iter_mut().for_each(|vector| self.set_tokens(vector));
+        Ok(vectors)
+    }
+
     /// The tokens of a vector's dimensions with their values, in descending order of value. An
     /// index without a token, as of a sparse autoencoder, is written as a number.
     pub fn decode(&self, vector: &SparseVector) -> Vec<(String, f32)> {
@@ -274,6 +349,38 @@ impl SparseEmbedder {
     /// The vector with at most [`Self::with_max_active_dims`] values.
     fn limited(&self, vector: SparseVector) -> SparseVector {
         vector.truncated(self.max_active_dims.unwrap_or(usize::MAX))
+    }
+
+    /// The vector of each sequence, without tokens.
+    fn vectors(
+        &self,
+        sequences: &[(&Tokens, usize)],
+        role: TextRole,
+        run: &mut dyn FnMut(&mut Batch) -> Result<()>,
+    ) -> Result<Vec<SparseVector>> {
+        let Some(queries) = self.queries.as_ref().filter(|_| role == TextRole::Query) else {
+            let compute = |batch: &[(&Tokens, usize)]| self.compute(batch);
+            return rows_in_batches(sequences, TOKEN_BUDGET, run, compute);
+        };
+        let mut vectors = Vec::with_capacity(sequences.len());
+        for part in sequences.chunks(TEXTS_PER_CHUNK) {
+            let mut computed = None;
+            run(&mut || {
+                let vector =
+                    |(tokens, _): &(&Tokens, usize)| Ok(self.limited(queries.vector(tokens)?));
+                computed = Some(part.iter().map(vector).collect::<Result<Vec<_>>>()?);
+                Ok(())
+            })?;
+            vectors.extend(computed.ok_or(Error::Stopped)?);
+        }
+        Ok(vectors)
+    }
+
+    /// Sets the tokens of a vector, if they were asked for.
+    fn set_tokens(&self, vector: &mut SparseVector) {
+        if self.with_tokens {
+            vector.tokens = vector.indices.iter().map(|&index| self.token(index)).collect();
+        }
     }
 
     /// The vectors of a batch of documents.
@@ -336,7 +443,7 @@ impl Embed for SparseEmbedder {
         options: EmbedOptions,
     ) -> Result<TokenizedTexts> {
         match &self.queries {
-            Some(queries) if options.role() == TextRole::Query => {
+            Some(queries) if self.role(options) == TextRole::Query => {
                 let (tokenizer, prompts) = (&queries.tokenizer, &self.prompts);
                 TokenizedTexts::without_special_tokens(tokenizer, prompts, texts, options)
             }
@@ -351,33 +458,12 @@ impl Embed for SparseEmbedder {
         mut run: impl FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Vec<SparseVector>> {
         let sequences: Vec<_> = texts.sequences().collect();
-        let mut vectors = match &self.queries {
-            Some(queries) if texts.role == TextRole::Query => {
-                let mut vectors = Vec::with_capacity(sequences.len());
-                for part in sequences.chunks(TEXTS_PER_CHUNK) {
-                    let mut computed = None;
-                    run(&mut || {
-                        let part = part.iter().map(|(tokens, _)| queries.vector(tokens));
-                        computed = Some(part.collect::<Result<Vec<_>>>()?);
-                        Ok(())
-                    })?;
-                    vectors.extend(computed.ok_or(Error::Stopped)?);
-                }
-                vectors
-            }
-            _ => {
-                let compute = |batch: &[(&Tokens, usize)]| self.compute(batch);
-                rows_in_batches(&sequences, TOKEN_BUDGET, &mut run, compute)?
-            }
-        }
-        .into_iter();
+        let mut vectors = self.vectors(&sequences, texts.role, &mut run)?.into_iter();
         let joined = texts.windows.iter().map(|windows| {
             let own = vectors.by_ref().take(windows.len());
             let joined = own.reduce(|a, b| a.max(&b)).unwrap_or_default();
             let mut vector = self.limited(joined);
-            if self.with_tokens {
-                vector.tokens = vector.indices.iter().map(|&index| self.token(index)).collect();
-            }
+            self.set_tokens(&mut vector);
             vector
         });
         Ok(joined.collect())

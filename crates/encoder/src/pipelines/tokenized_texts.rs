@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    EmbedOptions, Error, InputError, LongTexts, Result, TextRole, TextTokenizer, Tokens,
-    error::beginning, models::ragged_batch::within_budget, text::prompts::Prompts,
+    EmbedOptions, EncoderConfig, Error, InputError, LongTexts, Result, TextRole, TextTokenizer,
+    Tokens, error::beginning, models::ragged_batch::within_budget, text::prompts::Prompts,
 };
 
 /// Number of texts that are tokenized and computed together, where texts are a stream or a long
@@ -122,6 +122,29 @@ impl TokenizedTexts {
         let text = |windows: Vec<Tokens>| windows.into_iter().zip(prompt_lengths(self.prompt));
         self.windows.into_iter().flat_map(text).collect()
     }
+}
+
+/// The tokens of a text that is given as ids, special tokens included.
+///
+/// # Errors
+/// The errors of [`Embedder::tokens_from_ids`](crate::Embedder::tokens_from_ids).
+pub(crate) fn tokens_from_ids(
+    input_ids: Vec<u32>,
+    config: &EncoderConfig,
+    tokenizer: &TextTokenizer,
+) -> Result<Tokens> {
+    let (size, max) = (config.vocab_size, tokenizer.max_seq_length());
+    if input_ids.is_empty() {
+        return Err(InputError::EmptySequence { index: 0 }.into());
+    }
+    if let Some(&id) = input_ids.iter().find(|&&id| id as usize >= size) {
+        let (name, field, got) = ("input_ids", "vocab_size", i64::from(id));
+        return Err(InputError::Id { name, got, size, field }.into());
+    }
+    if input_ids.len() > max {
+        return Err(InputError::TooLong { got: input_ids.len(), max }.into());
+    }
+    Ok(Tokens { token_type_ids: vec![0; input_ids.len()], input_ids, truncated: 0 })
 }
 
 /// The number of prompt tokens of each window of a text: only the first window contains the prompt.

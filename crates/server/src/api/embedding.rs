@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use encoder::{EmbedOptions, Embedder, LongTexts, Prompt, TextTokenizer, TruncationSide};
+use encoder::{
+    EmbedOptions, Embedder, LongTexts, Prompt, SparseEmbedder, SparseVector, TextTokenizer,
+    TruncationSide,
+};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -12,10 +15,11 @@ use super::{
 };
 use crate::{
     app::App,
+    embedding_model::EmbeddingModel,
     engine::{Engine, Sequence, Target, token_count},
     failure::{Failure, Kind},
     memory::MemoryReservation,
-    model::{EMBEDDING, Model},
+    model::Model,
     registry::{Registry, TaskModel},
     tokenizer_pool::TokenizerPool,
 };
@@ -146,6 +150,10 @@ impl Options {
             dimensions: None,
         }
     }
+
+    fn prompt(&self) -> Prompt<'_> {
+        self.prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named)
+    }
 }
 
 /// The values of texts or pairs with their memory, their number of tokens, and the number of texts
@@ -158,8 +166,11 @@ pub struct Outputs<V> {
 }
 
 /// The embedding model called `name`, or the first one if `name` is `None`.
-pub fn find(registry: &Registry, name: Option<&str>) -> Result<TaskModel<Embedder>, Failure> {
-    registry.find(name, EMBEDDING, |_| true)
+pub fn find<E: EmbeddingModel>(
+    registry: &Registry,
+    name: Option<&str>,
+) -> Result<TaskModel<E>, Failure> {
+    registry.find(name, &format!("{} ({})", E::TASK, E::ROWS), |_| true)
 }
 
 /// The vectors of texts.
@@ -170,15 +181,40 @@ pub async fn vectors(
     options: Options,
 ) -> Result<Outputs<Vec<f32>>, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
+    rows(app, &found.model, embedder, normalize, texts, options).await
+}
+
+/// The sparse vectors of texts.
+pub async fn sparse_vectors(
+    app: &App,
+    found: &TaskModel<SparseEmbedder>,
+    texts: TextsOrIds,
+    options: Options,
+) -> Result<Outputs<SparseVector>, Failure> {
+    rows(app, &found.model, found.pipeline.clone(), None, texts, options).await
+}
+
+/// The rows of texts, by an embedding model that shares the weights of `model`. `normalize` means
+/// the same as in `KeyKind::Rows`.
+async fn rows<E: EmbeddingModel>(
+    app: &App,
+    model: &Model,
+    embedder: Arc<E>,
+    normalize: Option<bool>,
+    texts: TextsOrIds,
+    options: Options,
+) -> Result<Outputs<E::Row>, Failure> {
     let field = options.field;
     let lengths = texts.lengths();
     check_count(&app.limits, lengths.len(), field)?;
-    let values = lengths.len() * embedder.dimension();
-    let bytes = sequence_bytes(embedder.tokenizer(), lengths.into_iter()) + 4 * values;
+    let size_of_rows = lengths.len() * embedder.row_size();
+    let bytes = sequence_bytes(embedder.tokenizer(), lengths.into_iter()) + size_of_rows;
     let memory = app.memory.reserve(bytes, field).await?;
+    let embed_options = EmbedOptions::new().with_prompt(options.prompt());
+    let target = model.rows(embedder.clone(), embed_options, normalize);
     let tokenized = tokenize(&app.tokenizer_pool, &embedder, texts, options).await;
     let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
-    compute(&app.engine, found.model.vectors(embedder, normalize), sequences, memory).await
+    compute(&app.engine, target, sequences, memory).await
 }
 
 /// The last hidden states of texts, `(T, E)` row after row.
@@ -220,7 +256,7 @@ pub async fn compute<V: 'static>(
 }
 
 /// Returns the embedder with the normalisation and the dimension of a request, and the value of
-/// `normalize` for `KeyKind::Vectors`.
+/// `normalize` for `KeyKind::Rows`.
 fn variant(
     embedder: &Arc<Embedder>,
     options: &Options,
@@ -245,35 +281,35 @@ fn variant(
     Ok((changed.map_or_else(|| embedder.clone(), Arc::new), normalize))
 }
 
-async fn tokenize(
+async fn tokenize<E: EmbeddingModel>(
     pool: &TokenizerPool,
-    embedder: &Arc<Embedder>,
+    embedder: &Arc<E>,
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Vec<Sequence>, Failure> {
     let texts = match texts {
         TextsOrIds::Text(text) => vec![text],
         TextsOrIds::Texts(texts) => texts,
-        TextsOrIds::Ids(ids) => return sequences_from_ids(embedder, vec![ids], &options),
-        TextsOrIds::IdLists(lists) => return sequences_from_ids(embedder, lists, &options),
+        TextsOrIds::Ids(ids) => return sequences_from_ids(&**embedder, vec![ids], &options),
+        TextsOrIds::IdLists(lists) => return sequences_from_ids(&**embedder, lists, &options),
     };
-    let Options { name_of, truncate, truncation_direction, prompt_name, .. } = options;
+    let Options { name_of, truncate, truncation_direction, .. } = options;
     let embedder = match truncation_direction {
         None => embedder.clone(),
-        Some(side) => Arc::new(Embedder::clone(embedder).with_truncation_side(side.into())),
+        Some(side) => Arc::new(E::clone(embedder).with_truncation_side(side.into())),
     };
     let tokenizer = embedder.tokenizer().clone();
     let tokenize = move |texts: &[String]| {
-        let prompt = prompt_name.as_deref().map_or(Prompt::Default, Prompt::Named);
-        let options = EmbedOptions::new().with_prompt(prompt).with_long_texts(LongTexts::Truncate);
-        Ok(embedder.tokenize(texts, options)?.into_sequences())
+        let embed_options = EmbedOptions::new().with_prompt(options.prompt());
+        let embed_options = embed_options.with_long_texts(LongTexts::Truncate);
+        Ok(embedder.tokenize(texts, embed_options)?.into_sequences())
     };
     let tokenized = pool.tokenize(&tokenizer, Arc::new(texts), 0, name_of, tokenize).await?;
     sequences(tokenized, truncate, name_of)
 }
 
-fn sequences_from_ids(
-    embedder: &Embedder,
+fn sequences_from_ids<E: EmbeddingModel>(
+    embedder: &E,
     lists: Vec<Vec<u32>>,
     options: &Options,
 ) -> Result<Vec<Sequence>, Failure> {

@@ -90,6 +90,7 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
         .routes(routes!(openai::model))
         .routes(routes!(tei::any))
         .routes(routes!(tei::embed))
+        .routes(routes!(tei::embed_sparse))
         .routes(routes!(tei::embed_all))
         .routes(routes!(tei::predict))
         .routes(routes!(tei::rerank))

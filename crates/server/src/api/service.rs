@@ -7,13 +7,14 @@ use axum::{
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
-use encoder::{Embedder, TextClassifier};
+use encoder::{SparseEmbedder, TextClassifier};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{embedding::hidden_size, tei};
 use crate::{
     app::App,
+    embedding_model::EmbeddingModel,
     failure::{Failure, Kind, TeiFailures, json_response},
     input::PartialInput,
     model::Model,
@@ -41,10 +42,17 @@ struct Info {
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum ModelType {
-    Embedding { dimension: usize },
+    Embedding {
+        dimension: usize,
+        /// `splade` for a model of `/embed_sparse`, whatever computes its vectors; otherwise absent
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pooling: Option<&'static str>,
+    },
     Classifier(LabelMaps),
     Reranker(LabelMaps),
-    Other { task: &'static str },
+    Other {
+        task: &'static str,
+    },
 }
 
 #[derive(Serialize, ToSchema)]
@@ -66,8 +74,8 @@ impl LabelMaps {
 #[derive(Serialize, ToSchema)]
 struct ModelInfo {
     name: String,
-    /// `embedding`, `sequence_classification`, `token_classification`, `question_answering` or
-    /// `fill_mask`
+    /// `embedding`, `sparse_embedding`, `sequence_classification`, `token_classification`,
+    /// `question_answering` or `fill_mask`
     task: &'static str,
     dtype: &'static str,
     /// Width of the hidden states
@@ -86,7 +94,8 @@ struct ModelInfo {
 impl ModelType {
     fn new(model: &Model) -> Self {
         if let Some(dimension) = model.dimension() {
-            return Self::Embedding { dimension };
+            let is_sparse = model.task_name() == SparseEmbedder::TASK;
+            return Self::Embedding { dimension, pooling: is_sparse.then_some("splade") };
         }
         match (model.task().pipeline::<TextClassifier>(), &model.task().labels[..]) {
             (Some(_), [label]) => Self::Reranker(LabelMaps::new(std::slice::from_ref(label))),
@@ -99,13 +108,6 @@ impl ModelType {
 impl ModelInfo {
     fn new(name: &str, model: &Model) -> Self {
         let task = model.task();
-        let prompts = if let Some(embedder) = task.pipeline::<Embedder>() {
-            embedder.prompt_names().map(String::from).collect()
-        } else if let Some(classifier) = task.pipeline::<TextClassifier>() {
-            classifier.prompt_names().map(String::from).collect()
-        } else {
-            vec![]
-        };
         Self {
             name: name.to_string(),
             task: model.task_name(),
@@ -114,7 +116,7 @@ impl ModelInfo {
             dimension: model.dimension(),
             max_input_length: model.max_input_length(),
             labels: (!task.labels.is_empty()).then(|| task.labels.clone()),
-            prompts,
+            prompts: task.prompts.as_ref().map_or(vec![], |prompts| prompts.names()),
             created: model.created(),
         }
     }

@@ -12,7 +12,8 @@ use std::{
 
 use axum::{extract::State, response::Response};
 use encoder::{
-    Embedder, LogitActivation, Piece, Pipeline, Prompt, TextClassifier, TextTokenizer, Tokens,
+    Embedder, LogitActivation, Piece, Pipeline, SparseEmbedder, SparseVector, TextClassifier,
+    TextTokenizer, Tokens,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -27,9 +28,10 @@ use super::{
 };
 use crate::{
     app::App,
+    embedding_model::EmbeddingModel,
     failure::{Failure, Kind, TeiFailures},
     input::{FieldType, Input, PartialInput},
-    model::{EMBEDDING, Task},
+    model::Task,
     responses::RequestStats,
     sending::{elements, nested_elements},
 };
@@ -109,10 +111,11 @@ pub async fn embed(
     Ok(with_truncated(response, embedded.truncated))
 }
 
+/// The request of a route that returns the rows of texts without changes.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct EmbedAllRequest {
-    /// Name of the model [default: the first embedding model]
+pub struct EmbedRowsRequest {
+    /// Name of the model [default: the first model for the route]
     #[serde(default)]
     model: Option<String>,
     inputs: TextsOrIds,
@@ -128,23 +131,67 @@ pub struct EmbedAllRequest {
     prompt_name: Option<String>,
 }
 
+impl EmbedRowsRequest {
+    /// The name of the model, the texts, and how to treat them.
+    fn into_parts(self) -> (Option<String>, TextsOrIds, Options) {
+        let Self { model, inputs, truncate, truncation_direction, prompt_name } = self;
+        let truncate = truncate.unwrap_or(true);
+        let options =
+            Options { truncate, truncation_direction, prompt_name, ..Options::new("inputs") };
+        (model, inputs, options)
+    }
+}
+
+/// A value of a sparse vector that is not 0.
+#[derive(Serialize, ToSchema)]
+struct SparseValue {
+    /// The dimension, which is a token id in most models
+    index: u32,
+    value: f32,
+}
+
+/// Compute the sparse embeddings of texts
+#[utoipa::path(
+    post,
+    path = "/embed_sparse",
+    tag = "TEI",
+    request_body(content = EmbedRowsRequest, example = json!({"inputs": ["A man is eating food."]})),
+    responses(
+        (status = 200, description = "the response", body = Vec<Vec<SparseValue>>),
+        TeiFailures,
+    )
+)]
+pub async fn embed_sparse(
+    State(app): State<Arc<App>>,
+    request: Input<EmbedRowsRequest>,
+) -> Result<Response, Failure> {
+    let (model, inputs, options) = request.value.into_parts();
+    let found = embedding::find(&app.registry, model.as_deref())?;
+    let embedded = embedding::sparse_vectors(&app, &found, inputs, options).await?;
+    let texts = embedded.values.len();
+    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
+    let lists = embedded.values.into_iter().map(|SparseVector { indices, values, .. }| {
+        let pairs = indices.into_iter().zip(values);
+        pairs.map(|(index, value)| SparseValue { index, value })
+    });
+    let response = list_response(&app.metrics, nested_elements(lists), embedded.memory, stats);
+    Ok(with_truncated(response, embedded.truncated))
+}
+
 /// Compute the last hidden states of texts: texts × tokens × width
 #[utoipa::path(
     post,
     path = "/embed_all",
     tag = "TEI",
-    request_body(content = EmbedAllRequest, example = json!({"inputs": "I love AI"})),
+    request_body(content = EmbedRowsRequest, example = json!({"inputs": "I love AI"})),
     responses((status = 200, description = "the response", body = Vec<Vec<Vec<f32>>>), TeiFailures)
 )]
 pub async fn embed_all(
     State(app): State<Arc<App>>,
-    request: Input<EmbedAllRequest>,
+    request: Input<EmbedRowsRequest>,
 ) -> Result<Response, Failure> {
-    let EmbedAllRequest { model, inputs, truncate, truncation_direction, prompt_name } =
-        request.value;
+    let (model, inputs, options) = request.value.into_parts();
     let found = embedding::find(&app.registry, model.as_deref())?;
-    let truncate = truncate.unwrap_or(true);
-    let options = Options { truncate, truncation_direction, prompt_name, ..Options::new("inputs") };
     let embedded = embedding::states(&app, &found, inputs, options).await?;
     let width = embedding::hidden_size(&found.model);
     let texts = embedded.values.len();
@@ -629,17 +676,13 @@ const MAX_TOKENS: usize = 1 << 20;
 /// The text of the model's prompt called `name`; empty if `name` is `None`.
 fn prompt(task: &Task, name: Option<&str>) -> Result<String, Failure> {
     let Some(name) = name else { return Ok(String::new()) };
-    if let Some(embedder) = task.pipeline::<Embedder>() {
-        return Ok(embedder.prompt_text(Prompt::Named(name))?.to_string());
+    match &task.prompts {
+        Some(prompts) => Ok(prompts.text(name)?),
+        None => {
+            let got = name.to_string();
+            Err(encoder::Error::from(encoder::InputError::NoPrompt { got, known: vec![] }).into())
+        }
     }
-    if let Some(classifier) = task.pipeline::<TextClassifier>() {
-        return Ok(classifier.prompt_text(Prompt::Named(name))?.to_string());
-    }
-    Err(encoder::Error::Input(encoder::InputError::NoPrompt {
-        got: name.to_string(),
-        known: vec![],
-    })
-    .into())
 }
 
 /// A text with its tokens, which take less memory than [`SimpleToken`]s.
@@ -786,7 +829,8 @@ pub struct RouteFields {
 }
 
 /// The main route of a model. For an embedding model: `/embed`, or `/similarity` if `inputs` is an
-/// object. For a classifier: `/predict`, or `/rerank` if there is a `query`
+/// object. For a sparse embedding model: `/embed_sparse`. For a classifier: `/predict`, or `/rerank`
+/// if there is a `query`
 #[utoipa::path(
     post,
     path = "/",
@@ -809,15 +853,20 @@ pub async fn any(
     // Without the field `model`, the route that is called would choose its own default model.
     let own_name = Some(name.clone());
     match model.task_name() {
-        EMBEDDING if has_object => {
+        Embedder::TASK if has_object => {
             let mut request: Input<SimilarityRequest> = request.parse()?;
             request.value.model = own_name;
             similarity(State(app), request).await
         }
-        EMBEDDING => {
+        Embedder::TASK => {
             let mut request: Input<EmbedRequest> = request.parse()?;
             request.value.model = own_name;
             embed(State(app), request).await
+        }
+        SparseEmbedder::TASK => {
+            let mut request: Input<EmbedRowsRequest> = request.parse()?;
+            request.value.model = own_name;
+            embed_sparse(State(app), request).await
         }
         TextClassifier::TASK if has_query => {
             let mut request: Input<RankRequest> = request.parse()?;

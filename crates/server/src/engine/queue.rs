@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use encoder::Tokens;
+use encoder::{TextRole, Tokens};
 use tokio::sync::oneshot;
 
 use crate::failure::Failure;
@@ -97,9 +97,9 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Vectors of a dimension. `normalize`: the request adds the normalisation (true), removes it
-    /// (false), or keeps that of the model's files (`None`).
-    Vectors { dimension: usize, normalize: Option<bool> },
+    /// Rows of an embedding model of a dimension. `normalize`: the request adds the normalisation
+    /// (true), removes it (false), or keeps that of the model's files (`None`).
+    Rows { dimension: usize, normalize: Option<bool>, role: TextRole },
     /// The last hidden states.
     States,
     /// The values of the model's task, with this [`encoder::Pipeline::batch_key`].
