@@ -10,8 +10,8 @@ use crate::Result;
 /// cache between conversion and product.
 const VALUES: usize = 1 << 15;
 
-/// The maximum over the vectors of a document without vectors, as in sentence-transformers.
-const NO_VECTORS: f64 = -1e9;
+/// The score of a document without vectors, as in sentence-transformers.
+const NO_VECTORS: f32 = -1e9;
 
 /// `Σᵢ maxⱼ qᵢ·dⱼ` for the vectors qᵢ of one query and the vectors dⱼ of many documents. The
 /// products of all pairs of vectors are never in memory.
@@ -26,7 +26,7 @@ const NO_VECTORS: f64 = -1e9;
 /// let query = MaxSim::new(&[1., 0., 0., 2.], 2)?; // two vectors
 /// let documents = [3., 1., -1., 0.5, 0., 1.]; // of three documents, the second is empty
 /// let scores = query.scores(VectorSlice::F32(&documents), &[0, 2, 2, 3]);
-/// assert_eq!(scores, [5., -2e9, 2.]);
+/// assert_eq!(scores, [5., -1e9, 2.]);
 /// # Ok::<(), ops::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -63,8 +63,7 @@ impl MaxSim {
     }
 
     /// The score of each document. Document i has the vectors `offsets[i]..offsets[i + 1]`. A
-    /// document without vectors has −10⁹ in place of each maximum. A score does not depend on the
-    /// other documents.
+    /// document without vectors has the score −10⁹. A score does not depend on the other documents.
     ///
     /// # Shapes
     /// `vectors`: `(N, width)`; `offsets`: `(B + 1,)`; returns `(B,)`
@@ -74,7 +73,8 @@ impl MaxSim {
     /// If the offsets decrease or exceed N.
     pub fn scores(&self, vectors: VectorSlice, offsets: &[usize]) -> Vec<f32> {
         let Some(query) = &self.query else {
-            return vec![0.0; offsets.len().saturating_sub(1)];
+            let score = |at: &[usize]| if at[0] == at[1] { NO_VECTORS } else { 0.0 };
+            return offsets.windows(2).map(score).collect();
         };
         let mut parts = vec![];
         let mut start = 0;
@@ -99,7 +99,7 @@ impl MaxSim {
             let documents = maxima.chunks_exact(query.out()).zip(own.windows(2));
             let score = |(maxima, at): (&[f32], &[usize])| {
                 if at[0] == at[1] {
-                    return (NO_VECTORS * maxima.len() as f64) as f32;
+                    return NO_VECTORS;
                 }
                 maxima.iter().map(|&max| f64::from(max)).sum::<f64>() as f32
             };
@@ -134,15 +134,14 @@ mod tests {
         for (i, at) in offsets.windows(2).enumerate() {
             let rows = &vectors[at[0] * width..at[1] * width];
             let dot = |q: &[f32], d: &[f32]| q.iter().zip(d).map(|(q, d)| q * d).sum::<f32>();
-            let expected = query
-                .chunks(width)
-                .map(|q| rows.chunks(width).map(|d| dot(q, d)).fold(NO_VECTORS as f32, f32::max));
-            let expected: f32 = expected.sum();
+            let maximum = |q| rows.chunks(width).map(|d| dot(q, d)).fold(f32::MIN, f32::max);
+            let expected = query.chunks(width).map(maximum).sum();
+            let expected: f32 = if rows.is_empty() { NO_VECTORS } else { expected };
             assert!((scores[i] - expected).abs() <= 1e-5 * expected.abs().max(10.0), "{i}");
             let alone = max_sim.scores(VectorSlice::F32(rows), &[0, at[1] - at[0]]);
             assert_eq!(alone[0].to_bits(), scores[i].to_bits(), "{i}");
         }
-        assert_eq!(MaxSim::new(&[], width)?.scores(VectorSlice::F32(&[]), &[0, 0]), [0.0]);
+        assert_eq!(MaxSim::new(&[], width)?.scores(VectorSlice::F32(&[]), &[0, 0]), [NO_VECTORS]);
         Ok(())
     }
 }

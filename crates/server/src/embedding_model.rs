@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use encoder::{
-    Embed, EmbedOptions, Embedder, EncoderModel, Error, Prompt, Result, Row, SparseEmbedder,
-    SparseVector, TextClassifier, TextRole, Tokens, TruncationSide,
+    Embed, EmbedOptions, Embedder, EncoderModel, Error, MultiVector, MultiVectorEmbedder, Prompt,
+    Result, Row, SparseEmbedder, SparseVector, TextClassifier, TextRole, Tokens, TruncationSide,
 };
 
 use crate::engine::{Compute, Sequence};
@@ -36,7 +36,7 @@ macro_rules! has_prompts {
     )+};
 }
 
-has_prompts!(Embedder, SparseEmbedder, TextClassifier);
+has_prompts!(Embedder, SparseEmbedder, MultiVectorEmbedder, TextClassifier);
 
 /// An embedding model that the server serves.
 pub trait EmbeddingModel: Embed + HasPrompts {
@@ -130,6 +130,36 @@ impl EmbeddingModel for SparseEmbedder {
     }
 
     fn rows(&self, sequences: &[(&Tokens, usize)], role: TextRole) -> Result<Vec<SparseVector>> {
+        self.embed_sequences(sequences, role)
+    }
+}
+
+impl EmbeddingModel for MultiVectorEmbedder {
+    const TASK: &'static str = "multi_vector_embedding";
+    const ROUTE: &'static str = "/embed_all";
+    const ROWS: &'static str = "a vector per token";
+
+    fn encoder(&self) -> &EncoderModel {
+        self.encoder()
+    }
+
+    fn with_truncation_side(self, side: TruncationSide) -> Self {
+        self.with_truncation_side(side)
+    }
+
+    fn tokens_from_ids(&self, ids: Vec<u32>) -> Result<Tokens> {
+        self.tokens_from_ids(ids)
+    }
+
+    fn row_size(&self) -> usize {
+        size_of::<f32>() * self.dimension() * self.tokenizer().max_seq_length()
+    }
+
+    fn role(&self, options: EmbedOptions) -> TextRole {
+        options.role()
+    }
+
+    fn rows(&self, sequences: &[(&Tokens, usize)], role: TextRole) -> Result<Vec<MultiVector>> {
         self.embed_sequences(sequences, role)
     }
 }

@@ -13,8 +13,8 @@ use std::{
 use candle_core::DType;
 use encoder::{
     AttentionReader, Choice, EmbedOptions, Embedder, EmbeddingKind, EncoderModel, Inspection,
-    LoadOptions, ModelFiles, Pipeline, Pooling, Precision, RaggedBatch, SparseEmbedder,
-    TaskVisitor, TextClassifier, TextTokenizer, Tokens, for_each_task,
+    LoadOptions, ModelFiles, MultiVectorEmbedder, Pipeline, Pooling, Precision, RaggedBatch,
+    SparseEmbedder, TaskVisitor, TextClassifier, TextTokenizer, Tokens, for_each_task,
 };
 
 use crate::{
@@ -143,7 +143,7 @@ impl Model {
         Ok(Self { number, task, attention, precision, created: SystemTime::now() })
     }
 
-    /// The name of the task in `/info`: `embedding`, `sparse_embedding`,
+    /// The name of the task in `/info`: `embedding`, `sparse_embedding`, `multi_vector_embedding`,
     /// `sequence_classification`, `token_classification`, `question_answering` or `fill_mask`.
     pub fn task_name(&self) -> &'static str {
         self.task.name
@@ -278,6 +278,9 @@ impl Task {
             EmbeddingKind::Dense => Ok(Self::embedding(Embedder::from_files(files, options)?)),
             EmbeddingKind::Sparse => {
                 Ok(Self::embedding(SparseEmbedder::from_files(files, options)?))
+            }
+            EmbeddingKind::Multi => {
+                Ok(Self::embedding(MultiVectorEmbedder::from_files(files, options)?))
             }
             kind => Err(Error::Kind { kind }),
         }

@@ -45,6 +45,14 @@ impl MultiVector {
         self.values.chunks_exact(self.dimension.max(1))
     }
 
+    /// Vector `i`.
+    ///
+    /// # Panics
+    /// If there are not more than `i` vectors.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.values[i * self.dimension..(i + 1) * self.dimension]
+    }
+
     /// The vectors of both.
     pub(crate) fn concat(mut self, other: Self) -> Self {
         self.values.extend(other.values);

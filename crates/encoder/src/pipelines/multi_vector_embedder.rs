@@ -13,12 +13,12 @@ use super::{
     multi_vector_modules::MultiVectorModules,
     token_mask::TokenMask,
     token_pooling::TokenPooling,
-    tokenized_texts::{Batch, TokenizedTexts, rows_in_batches},
+    tokenized_texts::{Batch, TokenizedTexts, rows_in_batches, tokens_from_ids},
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    ConfigError, EmbedOptions, EncoderModel, Error, LoadOptions, LoadReport, ModelFiles, Prompt,
-    RaggedBatch, Result, TextRole, TextTokenizer, Tokens,
+    ConfigError, EmbedOptions, EncoderModel, Error, InputError, LoadOptions, LoadReport,
+    ModelFiles, Prompt, RaggedBatch, Result, TextRole, TextTokenizer, Tokens, TruncationSide,
     load::{ModelFolder, Read},
     models::{encoder_model::has_pooler, load_encoder::load_encoder, ragged_batch::TOKEN_BUDGET},
     text::{
@@ -213,6 +213,51 @@ impl MultiVectorEmbedder {
         self.prompts.text(prompt)
     }
 
+    /// Sets the side on which long texts are truncated, instead of that of the model's files.
+    pub fn with_truncation_side(mut self, side: TruncationSide) -> Self {
+        for texts in [&mut self.queries, &mut self.documents, &mut self.other_texts] {
+            texts.tokenizer = texts.tokenizer.clone().with_truncation_side(side);
+        }
+        self
+    }
+
+    /// The tokens of a text that is given as ids, special tokens included, for
+    /// [`Self::embed_sequences`].
+    ///
+    /// # Errors
+    /// The errors of [`Embedder::tokens_from_ids`](crate::Embedder::tokens_from_ids).
+    pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
+        tokens_from_ids(input_ids, self.model.config(), Embed::tokenizer(self))
+    }
+
+    /// The vectors of each sequence, given as for
+    /// [`Embedder::embed_sequences`](crate::Embedder::embed_sequences). `role` is
+    /// [`EmbedOptions::role()`] of the options of [`Embed::tokenize`].
+    ///
+    /// # Errors
+    /// The errors of [`Embed::embed_rows`]; [`InputError::EmptySequence`] for a sequence without
+    /// tokens.
+    pub fn embed_sequences(
+        &self,
+        sequences: &[(&Tokens, usize)],
+        role: TextRole,
+    ) -> Result<Vec<MultiVector>> {
+        if let Some(index) = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty()) {
+            return Err(InputError::EmptySequence { index }.into());
+        }
+        self.rows(sequences, role, &mut |batch| batch())
+    }
+
+    fn rows(
+        &self,
+        sequences: &[(&Tokens, usize)],
+        role: TextRole,
+        run: &mut dyn FnMut(&mut Batch) -> Result<()>,
+    ) -> Result<Vec<MultiVector>> {
+        let compute = |batch: &[(&Tokens, usize)]| self.compute(batch, role);
+        rows_in_batches(sequences, TOKEN_BUDGET, run, compute)
+    }
+
     /// The vectors of each text. A text may have none, if the model skips all of its tokens.
     ///
     /// # Errors
@@ -332,8 +377,7 @@ impl Embed for MultiVectorEmbedder {
         mut run: impl FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Vec<MultiVector>> {
         let sequences: Vec<_> = texts.sequences().collect();
-        let compute = |batch: &[(&Tokens, usize)]| self.compute(batch, texts.role);
-        let mut rows = rows_in_batches(&sequences, TOKEN_BUDGET, &mut run, compute)?.into_iter();
+        let mut rows = self.rows(&sequences, texts.role, &mut run)?.into_iter();
         let joined = texts.windows.iter().map(|windows| {
             let own = rows.by_ref().take(windows.len());
             own.reduce(MultiVector::concat).unwrap_or_default()

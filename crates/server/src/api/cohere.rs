@@ -207,11 +207,11 @@ async fn rerank(
     } = request.value;
     let found =
         ranking::find_ranker(&app.registry, app.registry.name_unless_single(model.as_deref())?)?;
-    let max = found.model.max_input_length();
+    let (truncated, max) = found.truncation();
     if let Some(got) = max_tokens_per_doc.filter(|&tokens| tokens < max) {
         let message = format!(
-            "max_tokens_per_doc is {got}: expected at least {max}, because the query and a document \
-             together are truncated to {max} tokens"
+            "max_tokens_per_doc is {got}: expected at least {max}, because {truncated} truncated \
+             to {max} tokens"
         );
         return Err(Failure::invalid("max_tokens_per_doc", message));
     }
@@ -237,7 +237,7 @@ async fn rerank(
     });
     let body = RerankResponse {
         id: Uuid::new_v4().to_string(),
-        model: found.name.clone(),
+        model: found.name().to_string(),
         results: vec![],
         usage: RerankUsage { total_tokens: tokens },
         meta: Meta {
@@ -245,7 +245,7 @@ async fn rerank(
             billed_units: BilledUnits { search_units: 1 },
         },
     };
-    let stats = RequestStats { model: found.name, texts, tokens };
+    let stats = RequestStats { model: found.into_name(), texts, tokens };
     let results = elements(results);
     let memory = memory.with_body(request.bytes); // the response may contain the documents
     let response = object_response(&app.metrics, &body, "results", results, memory, stats);

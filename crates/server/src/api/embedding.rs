@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use encoder::{
-    EmbedOptions, Embedder, LongTexts, Prompt, SparseEmbedder, SparseVector, TextTokenizer,
-    TruncationSide,
+    EmbedOptions, Embedder, LongTexts, MultiVector, MultiVectorEmbedder, Prompt, SparseEmbedder,
+    SparseVector, TextTokenizer, TruncationSide,
 };
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -191,6 +191,16 @@ pub async fn sparse_vectors(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Outputs<SparseVector>, Failure> {
+    rows(app, &found.model, found.pipeline.clone(), None, texts, options).await
+}
+
+/// The vectors of the tokens of texts.
+pub async fn multi_vectors(
+    app: &App,
+    found: &TaskModel<MultiVectorEmbedder>,
+    texts: TextsOrIds,
+    options: Options,
+) -> Result<Outputs<MultiVector>, Failure> {
     rows(app, &found.model, found.pipeline.clone(), None, texts, options).await
 }
 

@@ -3,15 +3,16 @@
 
 use std::sync::Arc;
 
-use encoder::{Pipeline, Prompt, TextClassifier, Tokens};
+use encoder::{MultiVectorEmbedder, Pipeline, Prompt, TextClassifier, TextRole, Tokens};
+use tokio::task::spawn_blocking;
 
 use super::{
     checks::{check_count, check_size},
-    embedding::{Options, Outputs, compute, sequence_bytes, sequences},
+    embedding::{Options, Outputs, TextsOrIds, compute, multi_vectors, sequence_bytes, sequences},
 };
 use crate::{
     app::App,
-    failure::Failure,
+    failure::{Failure, Kind},
     memory::MemoryReservation,
     registry::{Registry, TaskModel},
     tokenizer_pool::Text,
@@ -31,28 +32,74 @@ pub fn find(registry: &Registry, name: Option<&str>) -> Result<TaskModel<TextCla
     registry.find(name, TextClassifier::TASK, |_| true)
 }
 
-/// The model called `name`, which must be a sequence classifier with exactly one label; if `name`
-/// is `None`, the first such model.
-pub fn find_ranker(
-    registry: &Registry,
-    name: Option<&str>,
-) -> Result<TaskModel<TextClassifier>, Failure> {
-    let task = "ranking (sequence classification with one label)";
-    registry.find(name, task, |classifier: &TextClassifier| classifier.label_names().len() == 1)
+/// A model that ranks documents.
+pub enum Ranker {
+    CrossEncoder(TaskModel<TextClassifier>),
+    MultiVector(TaskModel<MultiVectorEmbedder>),
 }
 
-/// The relevance of each document to the query: scores, or logits if `raw` is true.
+impl Ranker {
+    pub fn name(&self) -> &str {
+        match self {
+            Self::CrossEncoder(found) => &found.name,
+            Self::MultiVector(found) => &found.name,
+        }
+    }
+
+    pub fn into_name(self) -> String {
+        match self {
+            Self::CrossEncoder(found) => found.name,
+            Self::MultiVector(found) => found.name,
+        }
+    }
+
+    /// What is truncated, and to how many tokens.
+    pub fn truncation(&self) -> (&'static str, usize) {
+        match self {
+            Self::CrossEncoder(found) => {
+                ("the query and a document together are", found.model.max_input_length())
+            }
+            Self::MultiVector(found) => {
+                ("documents are", found.pipeline.max_seq_length(TextRole::Document))
+            }
+        }
+    }
+}
+
+/// The model called `name`, which must be a sequence classifier with exactly one label or a
+/// multi-vector model; if `name` is `None`, the first such classifier, otherwise the first
+/// multi-vector model.
+pub fn find_ranker(registry: &Registry, name: Option<&str>) -> Result<Ranker, Failure> {
+    let task = "ranking (sequence classification with one label, or a vector per token)";
+    let has_one_label = |classifier: &TextClassifier| classifier.label_names().len() == 1;
+    match registry.find(name, task, has_one_label) {
+        Ok(found) => Ok(Ranker::CrossEncoder(found)),
+        Err(failure) => {
+            let found = registry.find(name, task, |_| true).map_err(|_| failure)?;
+            Ok(Ranker::MultiVector(found))
+        }
+    }
+}
+
+/// The relevance of each document to the query: scores, or logits if `raw` is true and the model
+/// has logits.
 pub async fn score_documents(
     app: &App,
-    found: &TaskModel<TextClassifier>,
+    ranker: &Ranker,
     query: String,
     documents: Arc<Vec<String>>,
     options: Options,
     raw: bool,
 ) -> Result<DocumentScores, Failure> {
     check_count(&app.limits, documents.len(), options.field)?;
-    let options = Options { name_of: |i| format!("query with text {i}"), ..options };
     check_size("query", &query).map_err(|failure| failure.with_field("query"))?;
+    let found = match ranker {
+        Ranker::CrossEncoder(found) => found,
+        Ranker::MultiVector(found) => {
+            return max_sims(app, found, query, documents, options).await;
+        }
+    };
+    let options = Options { name_of: |i| format!("query with text {i}"), ..options };
     let query_length = query.len(); // the tokens of the query are copied for each document
     let tokenize = move |classifier: &TextClassifier, documents: &[String]| {
         Ok(classifier.tokenize_pairs(&query, documents, Prompt::Default)?)
@@ -61,6 +108,37 @@ pub async fn score_documents(
         logits(app, found, documents, query_length, options, tokenize).await?;
     let scores = if raw { values } else { found.pipeline.pair_scores(values)? };
     Ok(DocumentScores { scores: scores.concat(), tokens, truncated, memory })
+}
+
+/// The scores of a multi-vector model.
+async fn max_sims(
+    app: &App,
+    found: &TaskModel<MultiVectorEmbedder>,
+    query: String,
+    documents: Arc<Vec<String>>,
+    options: Options,
+) -> Result<DocumentScores, Failure> {
+    let of_query = Options {
+        field: "query",
+        name_of: |_| "query".to_string(),
+        prompt_name: Some("query".to_string()),
+        ..options.clone()
+    };
+    let options = Options { prompt_name: Some("document".to_string()), ..options };
+    let query = TextsOrIds::Text(query);
+    let query = multi_vectors(app, found, query, of_query).await?;
+    let texts = TextsOrIds::Texts(Arc::unwrap_or_clone(documents));
+    let documents = multi_vectors(app, found, texts, options).await?;
+    let similarity = found.pipeline.similarity();
+    let (values, own) = (documents.values, query.values);
+    let scores = move || similarity.scores(&own[0], &values);
+    let scores = spawn_blocking(scores).await.map_err(|_| {
+        let message = "the computation of the scores panicked: this is a defect of the server";
+        Failure::new(Kind::Internal, message)
+    })??;
+    let (tokens, truncated) =
+        (query.tokens + documents.tokens, query.truncated + documents.truncated);
+    Ok(DocumentScores { scores, tokens, truncated, memory: documents.memory })
 }
 
 /// The logits of texts or pairs. `extra_bytes` more bytes are tokenized with each.

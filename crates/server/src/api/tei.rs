@@ -12,8 +12,8 @@ use std::{
 
 use axum::{extract::State, response::Response};
 use encoder::{
-    Embedder, LogitActivation, Piece, Pipeline, SparseEmbedder, SparseVector, TextClassifier,
-    TextTokenizer, Tokens,
+    Embedder, LogitActivation, MultiVector, MultiVectorEmbedder, Piece, Pipeline, SparseEmbedder,
+    SparseVector, TextClassifier, TextTokenizer, Tokens,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -178,7 +178,8 @@ pub async fn embed_sparse(
     Ok(with_truncated(response, embedded.truncated))
 }
 
-/// Compute the last hidden states of texts: texts × tokens × width
+/// Compute the vectors of the tokens of texts, texts × tokens × width: the last hidden states of an
+/// embedding model, the vectors of a multi-vector model
 #[utoipa::path(
     post,
     path = "/embed_all",
@@ -191,14 +192,27 @@ pub async fn embed_all(
     request: Input<EmbedRowsRequest>,
 ) -> Result<Response, Failure> {
     let (model, inputs, options) = request.value.into_parts();
-    let found = embedding::find(&app.registry, model.as_deref())?;
-    let embedded = embedding::states(&app, &found, inputs, options).await?;
-    let width = embedding::hidden_size(&found.model);
+    let name = model.as_deref();
+    let (name, embedded) = match embedding::find(&app.registry, name) {
+        Ok(found) => {
+            let Outputs { values, tokens, truncated, memory } =
+                embedding::states(&app, &found, inputs, options).await?;
+            let width = embedding::hidden_size(&found.model);
+            let of_text = |states| MultiVector::new(states, width);
+            let values = values.into_iter().map(of_text).collect();
+            (found.name, Outputs { values, tokens, truncated, memory })
+        }
+        Err(failure) => {
+            let found = embedding::find(&app.registry, name).map_err(|_| failure)?;
+            let embedded = embedding::multi_vectors(&app, &found, inputs, options).await?;
+            (found.name, embedded)
+        }
+    };
     let texts = embedded.values.len();
-    let stats = RequestStats { model: found.name, texts, tokens: embedded.tokens };
-    let lists = embedded.values.into_iter().map(move |states| {
-        let rows = 0..states.len() / width;
-        rows.map(move |i| states[i * width..(i + 1) * width].to_vec())
+    let stats = RequestStats { model: name, texts, tokens: embedded.tokens };
+    let lists = embedded.values.into_iter().map(|text| {
+        let rows = 0..text.len();
+        rows.map(move |i| text.row(i).to_vec())
     });
     let response = list_response(&app.metrics, nested_elements(lists), embedded.memory, stats);
     Ok(with_truncated(response, embedded.truncated))
@@ -482,7 +496,7 @@ pub async fn rerank(
         let text = returned.as_ref().map(|all| all[index].clone());
         Rank { index, score: scores[index], text }
     });
-    let stats = RequestStats { model: found.name, texts: count, tokens };
+    let stats = RequestStats { model: found.into_name(), texts: count, tokens };
     let memory = memory.with_body(request.bytes); // the response may contain the texts
     let response = list_response(&app.metrics, elements(ranks), memory, stats);
     Ok(with_truncated(response, truncated))
@@ -829,8 +843,8 @@ pub struct RouteFields {
 }
 
 /// The main route of a model. For an embedding model: `/embed`, or `/similarity` if `inputs` is an
-/// object. For a sparse embedding model: `/embed_sparse`. For a classifier: `/predict`, or `/rerank`
-/// if there is a `query`
+/// object. For a sparse embedding model: `/embed_sparse`. For a multi-vector model: `/embed_all`, or
+/// `/rerank` if there is a `query`. For a classifier: `/predict`, or `/rerank` if there is a `query`
 #[utoipa::path(
     post,
     path = "/",
@@ -868,7 +882,12 @@ pub async fn any(
             request.value.model = own_name;
             embed_sparse(State(app), request).await
         }
-        TextClassifier::TASK if has_query => {
+        MultiVectorEmbedder::TASK if !has_query => {
+            let mut request: Input<EmbedRowsRequest> = request.parse()?;
+            request.value.model = own_name;
+            embed_all(State(app), request).await
+        }
+        TextClassifier::TASK | MultiVectorEmbedder::TASK if has_query => {
             let mut request: Input<RankRequest> = request.parse()?;
             request.value.model = own_name;
             rerank(State(app), request).await
