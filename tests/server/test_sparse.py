@@ -16,10 +16,9 @@ LONG = "the cat dog bank " * 100  # a token per word
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def tensors():
-    """The tensors of tests/golden/sparse/expected.safetensors by name."""
-    data = (SPARSE / "expected.safetensors").read_bytes()
+def read_tensors(path):
+    """The tensors of a safetensors file by name, flat."""
+    data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header, data = json.loads(data[8 : 8 + size]), data[8 + size :]
     dtypes = {"F32": "<f4", "I64": "<i8", "I32": "<i4", "U32": "<u4"}
@@ -27,6 +26,11 @@ def tensors():
         name: np.frombuffer(data[slice(*info["data_offsets"])], dtypes[info["dtype"]])
         for name, info in header.items() if name != "__metadata__"
     }
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    return read_tensors(SPARSE / "expected.safetensors")
 
 
 @pytest.fixture(scope="module")

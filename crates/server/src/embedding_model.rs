@@ -59,9 +59,6 @@ pub trait EmbeddingModel: Embed + HasPrompts {
     /// The errors of [`Embedder::tokens_from_ids`].
     fn tokens_from_ids(&self, ids: Vec<u32>) -> Result<Tokens>;
 
-    /// An upper bound of the size of a row, in bytes.
-    fn row_size(&self) -> usize;
-
     /// The role of texts with these options. Texts of different roles are not computed in the same
     /// batch.
     fn role(&self, options: EmbedOptions) -> TextRole;
@@ -90,10 +87,6 @@ impl EmbeddingModel for Embedder {
         self.tokens_from_ids(ids)
     }
 
-    fn row_size(&self) -> usize {
-        size_of::<f32>() * self.dimension()
-    }
-
     fn role(&self, _: EmbedOptions) -> TextRole {
         TextRole::Unspecified
     }
@@ -120,11 +113,6 @@ impl EmbeddingModel for SparseEmbedder {
         self.tokens_from_ids(ids)
     }
 
-    fn row_size(&self) -> usize {
-        let values = self.max_active_dims().unwrap_or(usize::MAX).min(self.dimension());
-        (size_of::<u32>() + size_of::<f32>()) * values
-    }
-
     fn role(&self, options: EmbedOptions) -> TextRole {
         self.role(options)
     }
@@ -149,10 +137,6 @@ impl EmbeddingModel for MultiVectorEmbedder {
 
     fn tokens_from_ids(&self, ids: Vec<u32>) -> Result<Tokens> {
         self.tokens_from_ids(ids)
-    }
-
-    fn row_size(&self) -> usize {
-        size_of::<f32>() * self.dimension() * self.tokenizer().max_seq_length()
     }
 
     fn role(&self, options: EmbedOptions) -> TextRole {

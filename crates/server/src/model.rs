@@ -12,9 +12,9 @@ use std::{
 
 use candle_core::DType;
 use encoder::{
-    AttentionReader, Choice, EmbedOptions, Embedder, EmbeddingKind, EncoderModel, Inspection,
-    LoadOptions, ModelFiles, MultiVectorEmbedder, Pipeline, Pooling, Precision, RaggedBatch,
-    SparseEmbedder, TaskVisitor, TextClassifier, TextTokenizer, Tokens, for_each_task,
+    AttentionReader, Choice, Embedder, EmbeddingKind, EncoderModel, Inspection, LoadOptions,
+    ModelFiles, MultiVectorEmbedder, Pipeline, Pooling, Precision, RaggedBatch, SparseEmbedder,
+    TaskVisitor, TextClassifier, TextRole, TextTokenizer, Tokens, for_each_task,
 };
 
 use crate::{
@@ -207,10 +207,10 @@ impl Model {
     pub(crate) fn rows<E: EmbeddingModel>(
         &self,
         model: Arc<E>,
-        options: EmbedOptions,
+        role: TextRole,
         normalize: Option<bool>,
     ) -> Target<E::Row> {
-        let (dimension, role) = (model.dimension(), model.role(options));
+        let dimension = model.dimension();
         self.target(KeyKind::Rows { dimension, normalize, role }, Rows { model, role })
     }
 

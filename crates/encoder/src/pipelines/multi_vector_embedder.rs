@@ -200,6 +200,11 @@ impl MultiVectorEmbedder {
         self.side(role).tokenizer.max_seq_length()
     }
 
+    /// The largest number of vectors that a sequence of `tokens` tokens may have.
+    pub fn max_vectors(&self, tokens: usize, role: TextRole) -> usize {
+        self.side(role).expansion.map_or(tokens, |expansion| expansion.length.max(tokens))
+    }
+
     /// The names that [`Prompt::Named`] accepts.
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use encoder::{
-    EmbedOptions, Embedder, LongTexts, MultiVector, MultiVectorEmbedder, Prompt, SparseEmbedder,
-    SparseVector, TextTokenizer, TruncationSide,
+    Embed, EmbedOptions, Embedder, LongTexts, MultiVector, MultiVectorEmbedder, Prompt,
+    SparseEmbedder, SparseVector, TextTokenizer, TruncationSide,
 };
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -181,7 +181,8 @@ pub async fn vectors(
     options: Options,
 ) -> Result<Outputs<Vec<f32>>, Failure> {
     let (embedder, normalize) = variant(&found.pipeline, &options)?;
-    rows(app, &found.model, embedder, normalize, texts, options).await
+    let row_size = size_of::<f32>() * embedder.dimension();
+    rows(app, &found.model, embedder, normalize, row_size, texts, options).await
 }
 
 /// The sparse vectors of texts.
@@ -191,37 +192,54 @@ pub async fn sparse_vectors(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Outputs<SparseVector>, Failure> {
-    rows(app, &found.model, found.pipeline.clone(), None, texts, options).await
+    let embedder = found.pipeline.clone();
+    let values = embedder.max_active_dims().unwrap_or(usize::MAX).min(embedder.dimension());
+    let row_size = (size_of::<u32>() + size_of::<f32>()) * values;
+    rows(app, &found.model, embedder, None, row_size, texts, options).await
 }
 
-/// The vectors of the tokens of texts.
+/// The vectors of the tokens of texts. `check` checks the number of their values before they are
+/// computed.
 pub async fn multi_vectors(
     app: &App,
     found: &TaskModel<MultiVectorEmbedder>,
     texts: TextsOrIds,
     options: Options,
+    check: impl FnOnce(usize, &'static str) -> Result<(), Failure>,
 ) -> Result<Outputs<MultiVector>, Failure> {
-    rows(app, &found.model, found.pipeline.clone(), None, texts, options).await
+    let (embedder, field) = (&found.pipeline, options.field);
+    check_count(&app.limits, texts.lengths().len(), field)?;
+    let role = embedder.role(EmbedOptions::new().with_prompt(options.prompt()));
+    let tokenized = tokenize(&app.tokenizer_pool, embedder, texts, options).await;
+    let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
+    let lengths = sequences.iter().map(|sequence| sequence.tokens.input_ids.len());
+    let vectors = lengths.map(|length| embedder.max_vectors(length, role)).sum::<usize>();
+    let values = vectors * embedder.dimension();
+    check(values, field)?;
+    let memory = app.memory.reserve(size_of::<f32>() * values, field).await?;
+    let target = found.model.rows(embedder.clone(), role, None);
+    compute(&app.engine, target, sequences, memory).await
 }
 
-/// The rows of texts, by an embedding model that shares the weights of `model`. `normalize` means
-/// the same as in `KeyKind::Rows`.
+/// The rows of texts, of `row_size` bytes each, by an embedding model that shares the weights of
+/// `model`. `normalize` means the same as in `KeyKind::Rows`.
 async fn rows<E: EmbeddingModel>(
     app: &App,
     model: &Model,
     embedder: Arc<E>,
     normalize: Option<bool>,
+    row_size: usize,
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Outputs<E::Row>, Failure> {
     let field = options.field;
     let lengths = texts.lengths();
     check_count(&app.limits, lengths.len(), field)?;
-    let size_of_rows = lengths.len() * embedder.row_size();
+    let size_of_rows = lengths.len() * row_size;
     let bytes = sequence_bytes(embedder.tokenizer(), lengths.into_iter()) + size_of_rows;
     let memory = app.memory.reserve(bytes, field).await?;
-    let embed_options = EmbedOptions::new().with_prompt(options.prompt());
-    let target = model.rows(embedder.clone(), embed_options, normalize);
+    let role = embedder.role(EmbedOptions::new().with_prompt(options.prompt()));
+    let target = model.rows(embedder.clone(), role, normalize);
     let tokenized = tokenize(&app.tokenizer_pool, &embedder, texts, options).await;
     let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
     compute(&app.engine, target, sequences, memory).await

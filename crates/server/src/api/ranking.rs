@@ -126,9 +126,9 @@ async fn max_sims(
     };
     let options = Options { prompt_name: Some("document".to_string()), ..options };
     let query = TextsOrIds::Text(query);
-    let query = multi_vectors(app, found, query, of_query).await?;
+    let query = multi_vectors(app, found, query, of_query, |_, _| Ok(())).await?;
     let texts = TextsOrIds::Texts(Arc::unwrap_or_clone(documents));
-    let documents = multi_vectors(app, found, texts, options).await?;
+    let documents = multi_vectors(app, found, texts, options, |_, _| Ok(())).await?;
     let similarity = found.pipeline.similarity();
     let (values, own) = (documents.values, query.values);
     let scores = move || similarity.scores(&own[0], &values);

@@ -204,7 +204,8 @@ pub async fn embed_all(
         }
         Err(failure) => {
             let found = embedding::find(&app.registry, name).map_err(|_| failure)?;
-            let embedded = embedding::multi_vectors(&app, &found, inputs, options).await?;
+            let embedded =
+                embedding::multi_vectors(&app, &found, inputs, options, check_response).await?;
             (found.name, embedded)
         }
     };
