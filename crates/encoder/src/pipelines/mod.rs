@@ -22,6 +22,7 @@ mod search;
 mod span;
 mod sparse_auto_encoder;
 mod sparse_embedder;
+mod sparse_index;
 mod sparse_vector;
 mod splade;
 mod task;
@@ -47,6 +48,7 @@ pub use reranker::{Ranking, Reranker};
 pub use search::{Hit, Nearest, Search};
 pub use span::Span;
 pub use sparse_embedder::SparseEmbedder;
+pub use sparse_index::{SparseIndex, SparseIndexBuilder};
 pub use sparse_vector::SparseVector;
 pub use task::{
     Example, Parameter, ParameterKind, Params, Pipeline, TaskOutput, TaskSize, TaskVisitor,
