@@ -38,7 +38,7 @@ use crate::{
 
 /// A sentence-transformers folder of a tiny model with 24 dimensions, which embeds many texts
 /// quickly.
-fn tiny_model() -> Result<tempfile::TempDir> {
+pub fn tiny_model() -> Result<tempfile::TempDir> {
     let dir = golden_copy("heads/score", &["config.json", "model.safetensors", "vocab.txt"])?;
     fs::write(
         dir.path().join("modules.json"),
@@ -1480,7 +1480,7 @@ fn search_finds_the_nearest_rows() -> Result<()> {
     let nan = stderr(search("out.parquet", &["--threshold", "nan"]).code(2));
     assert_eq!(
         nan,
-        "encodle: invalid value 'nan' for '--threshold <COSINE>': expected a number from -1 to 1; see \
+        "encodle: invalid value 'nan' for '--threshold <SCORE>': expected a finite number; see \
          encodle search --help"
     );
     let bare = lines(search("out.npy", &["--model", model]))?;

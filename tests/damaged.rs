@@ -5,10 +5,10 @@ use std::{collections::HashMap, fs, path::Path, sync::Arc};
 use arrow_array::{ArrayRef, FixedSizeListArray, RecordBatch, StringArray, types::Float32Type};
 use arrow_ipc::writer::FileWriter;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
-use corpus::{RecordSource, VectorFile};
+use corpus::{RecordSource, StoredRow, VectorDtype, VectorFile};
 use encoder::{
-    Embedder, EncoderForMaskedLm, EncoderModel, LoadOptions, ModelConfig, ModelFiles, RaggedBatch,
-    Search, TextTokenizer,
+    Embedder, EmbeddingKind, EncoderForMaskedLm, EncoderModel, LoadOptions, ModelConfig,
+    ModelFiles, RaggedBatch, Search, SparseVector, TextTokenizer,
 };
 use mha::AttentionMask;
 use parquet::arrow::ArrowWriter;
@@ -427,31 +427,46 @@ fn a_table_with_a_wrong_byte_gives_an_error_or_other_rows() -> anyhow::Result<()
     let texts = StringArray::from(vec![Some("a"), None, Some("b c")]);
     let vectors = (0..3).map(|i| Some([Some(i as f32), Some(1.0)]));
     let vectors = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(vectors, 2);
-    let rows = RecordBatch::try_from_iter([
-        ("text", Arc::new(texts) as ArrayRef),
-        ("embedding", Arc::new(vectors) as ArrayRef),
-    ])?;
-    let (mut parquet, mut arrow) = (vec![], vec![]);
-    let mut writer = ArrowWriter::try_new(&mut parquet, rows.schema(), None)?;
-    writer.write(&rows)?;
-    writer.close()?;
-    let mut writer = FileWriter::try_new(&mut arrow, &rows.schema())?;
-    writer.write(&rows)?;
-    writer.finish()?;
-    drop(writer);
+    let sparse =
+        [2, 0, 1].map(|count| SparseVector::new((0..count).collect(), vec![1.0; count as usize]));
+    let sparse = SparseVector::column(&sparse, &SparseVector::data_type(2, VectorDtype::F32))?;
 
     let dir = tempfile::tempdir()?;
     let search = Search::new(&[vec![1.0, 0.0]], 1)?;
-    for (name, bytes) in [("rows.parquet", parquet), ("rows.arrow", arrow)] {
-        let path = dir.path().join(name);
+    let mut files = vec![];
+    for (kind, rows, changes) in
+        [("dense", Arc::new(vectors) as ArrayRef, &[0x80, 0xff][..]), ("sparse", sparse, &[0xff])]
+    {
+        let rows = RecordBatch::try_from_iter([
+            ("text", Arc::new(texts.clone()) as ArrayRef),
+            ("embedding", rows),
+        ])?;
+        let (mut parquet, mut arrow) = (vec![], vec![]);
+        let mut writer = ArrowWriter::try_new(&mut parquet, rows.schema(), None)?;
+        writer.write(&rows)?;
+        writer.close()?;
+        let mut writer = FileWriter::try_new(&mut arrow, &rows.schema())?;
+        writer.write(&rows)?;
+        writer.finish()?;
+        drop(writer);
+        files.extend(
+            [("parquet", parquet), ("arrow", arrow)]
+                .map(|(extension, bytes)| (format!("{kind}.{extension}"), bytes, changes)),
+        );
+    }
+    for (name, bytes, changes) in files {
+        let path = dir.path().join(&name);
         let mut failures = 0;
         for i in 0..bytes.len() {
-            for change in [0x80, 0xff] {
+            for change in changes {
                 let mut damaged = bytes.clone();
                 damaged[i] ^= change;
                 fs::write(&path, damaged)?;
                 let read = RecordSource::file(&path).open().map(|records| records.count());
-                let scanned = VectorFile::open(&path).and_then(|file| file.scan(&search));
+                let scanned = VectorFile::open(&path).and_then(|file| match file.kind() {
+                    EmbeddingKind::Sparse => file.sparse_index(2).map(drop),
+                    _ => file.scan(&search).map(drop),
+                });
                 failures += usize::from(read.is_err() || scanned.is_err());
             }
         }

@@ -25,6 +25,7 @@ mod packed_cache;
 mod properties;
 mod random_tensors;
 mod reference;
+mod search;
 #[cfg(all(feature = "serve", unix))]
 mod serve;
 mod settings;

@@ -16,7 +16,10 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
-use encoder::{Embedder, EncoderModel, LoadOptions, Precision, RaggedBatch, Search};
+use encoder::{
+    Embedder, EncoderModel, LoadOptions, Precision, RaggedBatch, Search, SparseIndexBuilder,
+    SparseVector,
+};
 use mha::{AttentionMask, scaled_dot_product_attention};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -87,8 +90,8 @@ fn serve(
     match serde_json::from_str(line)? {
         Request::Load { model, folder, cases: names } => {
             let (hf, precision) = (folder.join("hf"), precision(dtype)?);
-            let computes_in_f32 =
-                system == "candle" || ["attention", "search"].contains(&&model[..]);
+            let computes_in_f32 = system == "candle"
+                || ["attention", "search", "sparse-search"].contains(&&model[..]);
             ensure!(
                 precision == Precision::F32 || !computes_in_f32,
                 "{system} computes {model} in f32 only: got {dtype}"
@@ -97,6 +100,7 @@ fn serve(
                 ("ours", "minilm") => embeddings(&hf, &names, precision)?,
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("ours", "search") => search(&folder, &names)?,
+                ("ours", "sparse-search") => sparse_search(&folder, &names)?,
                 ("ours", _) => hidden_states(&hf, &names, precision)?,
                 ("candle", "bert-base") => candle(&hf, &names)?,
                 _ => bail!("{system} does not support {model}"),
@@ -205,6 +209,48 @@ fn search(folder: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
         Ok((name.clone(), case))
     };
     names.iter().map(case).collect()
+}
+
+/// Case `build` builds the index of the rows of corpus-*.npy; case N finds the ten best rows for each
+/// of the first N rows of queries-*.npy.
+fn sparse_search(folder: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
+    let corpus: Rc<[SparseVector]> = sparse_vectors(folder, "corpus")?.into();
+    let queries = sparse_vectors(folder, "queries")?;
+    let dimension = 1 + corpus.iter().flat_map(|row| &row.indices).max().map_or(0, |&i| i as usize);
+    let build = move || -> Result<_> {
+        let mut index = SparseIndexBuilder::new(dimension, 0);
+        corpus.iter().try_for_each(|row| index.push(&row.indices, &row.values))?;
+        Ok(index.build())
+    };
+    let index = Rc::new(build()?);
+    let build = Rc::new(build);
+    let case = |name: &String| {
+        if name == "build" {
+            let build = build.clone();
+            let case = Case::single(move || Ok(Tensor::new(build()?.len() as u32, &Cpu)?));
+            return Ok((name.clone(), case));
+        }
+        let (index, queries) = (index.clone(), queries[..name.parse()?].to_vec());
+        let case = Case::single(move || {
+            let hits = index.search(&queries, 10)?;
+            let rows = hits.iter().map(|hits| hits.iter().map(|hit| hit.row as u32));
+            Ok(Tensor::new(rows.map(Iterator::collect).collect::<Vec<Vec<u32>>>(), &Cpu)?)
+        });
+        Ok((name.clone(), case))
+    };
+    names.iter().map(case).collect()
+}
+
+/// The rows of NAME-offsets.npy, NAME-indices.npy and NAME-values.npy.
+fn sparse_vectors(folder: &Path, name: &str) -> Result<Vec<SparseVector>> {
+    let read = |part| Tensor::read_npy(folder.join(format!("{name}-{part}.npy")));
+    let (offsets, indices) = (read("offsets")?.to_vec1::<u32>()?, read("indices")?.to_vec1()?);
+    let values = read("values")?.to_vec1()?;
+    let row = |ends: &[u32]| {
+        let range = ends[0] as usize..ends[1] as usize;
+        SparseVector::new(indices[range.clone()].to_vec(), values[range].to_vec())
+    };
+    Ok(offsets.windows(2).map(row).collect())
 }
 
 /// candle-transformers on padded batches of similar length.

@@ -25,10 +25,10 @@ pub fn positive<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, Str
     count.ok_or_else(|| "expected a whole number of at least 1".to_string())
 }
 
-/// A cosine, from -1 to 1.
-pub fn cosine(text: &str) -> Result<f32, String> {
-    let cosine = text.parse().ok().filter(|cosine| (-1.0..=1.0).contains(cosine));
-    cosine.ok_or_else(|| "expected a number from -1 to 1".to_string())
+/// A finite number.
+pub fn finite(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number: &f32| number.is_finite());
+    number.ok_or_else(|| "expected a finite number".to_string())
 }
 
 /// The error of arguments that do not fit together. `main` exits with 2, as for the errors that

@@ -10,7 +10,7 @@ use crate::{
     messages,
 };
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct Compute {
     #[command(flatten)]
     machine: Machine,
@@ -21,7 +21,7 @@ pub struct Compute {
 }
 
 /// The arguments of [`Compute`] without the precision.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct Machine {
     /// Device: cpu, cuda (the first GPU), cuda:N (GPU N, from 0), or auto (the first GPU if it
     /// works, otherwise the CPU; the CPU for --dtype int8)

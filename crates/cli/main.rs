@@ -14,6 +14,7 @@ mod json_line;
 mod messages;
 mod model;
 mod model_files;
+mod searched_file;
 mod task;
 mod texts;
 mod truncation;

@@ -6,8 +6,9 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::anyhow;
 use corpus::{
     Error, InputError, InvalidRecord, InvalidRecordKind, NonFinite, OutputError, ResumeError,
-    warnings,
+    VectorsError, warnings,
 };
+use encoder::SparseVectorError;
 
 use crate::fit::harmless;
 
@@ -52,6 +53,13 @@ fn advice(error: &Error) -> &'static str {
             "; name the text field with --field"
         }
         Error::Output(OutputError::OutputExtension { .. }) => ", or --format",
+        Error::Vectors(VectorsError::InvalidRow { source, .. }) => match **source {
+            encoder::Error::Input(encoder::InputError::SparseRow {
+                source: SparseVectorError::Index { .. },
+                ..
+            }) => "; set --model to the model that embedded the corpus",
+            _ => "",
+        },
         Error::Resume(error) => match error {
             ResumeError::OtherRun { .. } => ", or start again without --resume",
             ResumeError::RunStateVersion { .. }

@@ -13,7 +13,7 @@ use crate::{compute::Compute, default_model, messages};
 pub const MODEL_HELP: &str = "Model: folder or weights file of a sentence-transformers model, or \
                               org/name@revision on the Hugging Face hub (@revision is optional)";
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct Model {
     #[arg(long, help = format!("{MODEL_HELP} [default: {}]", default_model::NAME))]
     model: Option<String>,
@@ -78,6 +78,11 @@ impl Model {
         ModelSpec { model, pooling, normalize: self.normalize }
     }
 
+    /// These arguments without a model, for another corpus.
+    pub fn without_model(&self) -> Self {
+        Self { model: None, pooling: vec![], normalize: false, compute: self.compute.clone() }
+    }
+
     /// Uses the model of a corpus if `--model` is not given. If `--model` is given, warns if the
     /// model, the pooling or the normalisation differs from that of the corpus.
     ///
@@ -137,10 +142,14 @@ impl Model {
 
     /// Loads a dense model.
     pub fn embedder(&self, files: &ModelFiles) -> Result<Embedder> {
-        let options = self.load_options()?;
+        self.embedder_with(files, &self.load_options()?)
+    }
+
+    /// [`Self::embedder`] with the options of [`Self::load_options`], which can be called once.
+    pub fn embedder_with(&self, files: &ModelFiles, options: &LoadOptions) -> Result<Embedder> {
         let embedder = match &self.pooling[..] {
-            [] => Embedder::from_files(files, &options)?,
-            modes => Embedder::from_transformer(files, Pooling::new(modes)?, &options)?,
+            [] => Embedder::from_files(files, options)?,
+            modes => Embedder::from_transformer(files, Pooling::new(modes)?, options)?,
         };
         Ok(if self.normalize { embedder.normalized() } else { embedder })
     }

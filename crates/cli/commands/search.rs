@@ -6,35 +6,56 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use corpus::{RecordSource, VectorFile};
-use encoder::{EmbedOptions, Embedder, Hit, Prompt, Search};
+use encoder::{EmbeddingKind, Hit, LoadOptions, Prompt, reciprocal_rank_fusion};
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    arguments::{cosine, positive},
-    commands::compare::vectors_for_cosines,
+    arguments::{finite, positive, usage_error},
     default_model,
     fit::{fit, terminal_width},
     json_line::write_line,
     messages,
     model::{MODEL_HELP, Model},
+    searched_file::{Queries, SearchedFile},
     texts::{prompt, source, texts},
 };
+
+/// The default of `--candidates`, if `--top` is not larger.
+const CANDIDATES: usize = 100;
 
 #[derive(Parser)]
 #[command(after_help = "Examples:
   encodle embed --input lines.txt --output lines.parquet
   encodle search --corpus lines.parquet \"how do I undo a commit\"
   encodle search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
+  encodle search --corpus dense.parquet --hybrid sparse.parquet \"how do I undo a commit\"
   encodle search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
 #[command(mut_arg("model", |argument| argument.help(model_help())))]
 pub struct Args {
-    /// File of vectors that encodle embed wrote: .npy, .parquet or .arrow
+    /// File of dense or sparse vectors that encodle embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
     corpus: PathBuf,
+
+    /// Another file of vectors of the same records, such as sparse vectors beside dense ones; can
+    /// be repeated. Each file is searched by its own model, and the rows are ordered by their ranks
+    /// in all files (reciprocal rank fusion). The file must name its model; --model, --pooling,
+    /// --normalize, --prompt-name and --prompt are for the file of --corpus
+    #[arg(long, value_name = "FILE")]
+    hybrid: Vec<PathBuf>,
+
+    /// Number k of reciprocal rank fusion: the score of a row is the sum of 1 / (k + rank) over the
+    /// files. Needs --hybrid
+    #[arg(long, value_name = "K", default_value_t = 60, requires = "hybrid")]
+    rrf_k: u32,
+
+    /// Number of rows of each file that are ranked, at least that of --top. Needs --hybrid [default:
+    /// 100, or --top if it is larger]
+    #[arg(long, value_name = "N", value_parser = positive::<usize>, requires = "hybrid")]
+    candidates: Option<usize>,
 
     /// For a .npy corpus: the input file of encodle embed, to show the texts of the hits
     #[arg(long, value_name = "FILE")]
@@ -49,8 +70,14 @@ pub struct Args {
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10, value_parser = positive::<usize>)]
     top: usize,
 
-    /// Minimum cosine of a hit
-    #[arg(long, value_name = "COSINE", allow_negative_numbers = true, value_parser = cosine)]
+    /// Minimum score of a hit: its cosine, or its dot product if the vectors are sparse
+    #[arg(
+        long,
+        value_name = "SCORE",
+        allow_negative_numbers = true,
+        value_parser = finite,
+        conflicts_with = "hybrid"
+    )]
     threshold: Option<f32>,
 
     /// Name of a prompt of the model to put before each query [default: query, if the model has a
@@ -76,7 +103,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Cosine, row number from 0 and text of each hit
+    /// Score, row number from 0 and text of each hit
     Table,
     /// One JSON object per line: {"query": .., "hits": [{"row": .., "score": .., "record": {..}}]}
     Jsonl,
@@ -105,26 +132,25 @@ fn model_help() -> String {
     )
 }
 
-pub fn run(mut args: Args) -> Result<()> {
-    let vectors = VectorFile::open(&args.corpus)?;
+pub fn run(args: Args) -> Result<()> {
+    let top = if args.hybrid.is_empty() { args.top } else { args.candidates()? };
+    let files = open(&args)?;
+    // The records of the hits are those of the first file that contains records.
+    let shown = files.iter().map(|file| &file.vectors).find(|vectors| vectors.fields().is_some());
+    let shown = shown.unwrap_or(&files[0].vectors);
     if let Some(field) = &args.field {
-        check_field(field, &vectors, &args)?;
+        check_field(field, shown, args.records.is_some())?;
     }
-    let embedder = embedder(&mut args, &vectors)?;
-    let queries = texts(&source(args.queries))?.collect::<Result<Vec<_>>>()?;
-    let prompt = prompt(&args.prompt_name, &args.prompt).unwrap_or(Prompt::Query);
-    let options = EmbedOptions::new().with_prompt(prompt);
-    let query_vectors = vectors_for_cosines(&embedder, &queries, options)?;
-    let search = Search::new(&query_vectors, args.top)?;
-    let search = search.with_threshold(args.threshold.unwrap_or(f32::NEG_INFINITY));
-    let hits = vectors.scan(&search)?.into_hits();
+    let options = args.model.load_options()?;
+    let queries = texts(&source(args.queries.clone()))?.collect::<Result<Vec<_>>>()?;
+    let hits = args.hits(&files, &queries, top, &options)?;
 
     let source = args.records.map(RecordSource::file).map(|source| match &args.field {
         Some(field) => source.with_field(field),
         None => source,
     });
     let rows: BTreeSet<u64> = hits.iter().flatten().map(|hit| hit.row).collect();
-    let records = vectors.records(&rows, source.as_ref());
+    let records = shown.records(&rows, source.as_ref());
     let records = records.map_err(messages::without_input_format)?;
     let format = args.format.unwrap_or(if io::stdout().is_terminal() {
         Format::Table
@@ -150,56 +176,115 @@ pub fn run(mut args: Args) -> Result<()> {
     Ok(())
 }
 
+impl Args {
+    /// The hits of each query in the file, or in all files of a hybrid search, each of which ranks
+    /// `top` rows.
+    fn hits(
+        &self,
+        files: &[SearchedFile],
+        queries: &[String],
+        top: usize,
+        options: &LoadOptions,
+    ) -> Result<Vec<Vec<Hit>>> {
+        let own = prompt(&self.prompt_name, &self.prompt).unwrap_or(Prompt::Query);
+        let (corpus, others) = files.split_first().expect("the file of --corpus");
+        let mut hits = corpus.search(&Queries { texts: queries, prompt: own, top }, options)?;
+        if others.is_empty() {
+            let threshold = self.threshold.unwrap_or(f32::NEG_INFINITY);
+            hits.iter_mut().for_each(|hits| hits.retain(|hit| hit.score >= threshold));
+            return Ok(hits);
+        }
+        let mut rankings = vec![hits];
+        for file in others {
+            let queries = Queries { texts: queries, prompt: Prompt::Query, top };
+            rankings.push(file.search(&queries, options)?);
+        }
+        let fused = (0..queries.len()).map(|query| {
+            let rankings = rankings.iter().map(|hits| &hits[query][..]);
+            let mut hits = reciprocal_rank_fusion(rankings, self.rrf_k);
+            hits.truncate(self.top);
+            hits
+        });
+        Ok(fused.collect())
+    }
+
+    /// The number of rows of each file that a hybrid search ranks.
+    ///
+    /// # Errors
+    /// A usage error if it is less than the number of hits.
+    fn candidates(&self) -> Result<usize> {
+        match self.candidates {
+            None => Ok(self.top.max(CANDIDATES)),
+            Some(candidates) if candidates >= self.top => Ok(candidates),
+            Some(candidates) => Err(usage_error(format!(
+                "--candidates is {candidates}: expected at least {}, the value of --top",
+                self.top
+            ))),
+        }
+    }
+}
+
+/// Opens the files, that of --corpus first, and checks that the options fit them.
+///
+/// # Errors
+/// The errors of [`VectorFile::open`] and [`SearchedFile::new`]; a usage error for a threshold that
+/// is no cosine; an error if the numbers of vectors differ, or if a file of --hybrid does not name
+/// its model.
+fn open(args: &Args) -> Result<Vec<SearchedFile>> {
+    let corpus = VectorFile::open(&args.corpus)?;
+    if let (Some(threshold), EmbeddingKind::Dense) = (args.threshold, corpus.kind())
+        && !(-1.0..=1.0).contains(&threshold)
+    {
+        return Err(usage_error(format!(
+            "--threshold is {threshold}: expected a cosine from -1 to 1, because {} contains dense \
+             vectors",
+            corpus.name()
+        )));
+    }
+    let mut files = vec![SearchedFile::new(corpus, args.model.clone())?];
+    for path in &args.hybrid {
+        let (corpus, other) = (&files[0].vectors, VectorFile::open(path)?);
+        ensure!(
+            other.model().is_some(),
+            "{} does not name its model: expected a .parquet or .arrow file that encodle embed \
+             wrote; give another file as --corpus, with --model",
+            other.name()
+        );
+        let (expected, got) = (corpus.rows()?, other.rows()?);
+        ensure!(
+            got == expected,
+            "the number of vectors in {} is {got}: expected {expected}, as in {}; --hybrid takes files \
+             of the same records",
+            other.name(),
+            corpus.name()
+        );
+        files.push(SearchedFile::new(other, args.model.without_model())?);
+    }
+    Ok(files)
+}
+
 /// Checks that the records have the field, or that --records gives a file of records.
 ///
 /// # Errors
 /// [`corpus::InputError::NoColumn`] if a corpus of records lacks the field; an error if there are
 /// no records.
-fn check_field(field: &str, vectors: &VectorFile, args: &Args) -> Result<()> {
-    let name = args.corpus.display().to_string();
+fn check_field(field: &str, vectors: &VectorFile, has_records: bool) -> Result<()> {
+    let name = vectors.name();
     match vectors.fields() {
         Some(fields) if !fields.contains(&field) => {
             let got = fields.into_iter().map(String::from).collect();
             Err(corpus::Error::Input(corpus::InputError::NoColumn {
-                name,
+                name: name.to_string(),
                 expected: field.to_string(),
                 got,
             })
             .into())
         }
-        None if args.records.is_none() => {
+        None if !has_records => {
             bail!("--field needs --records, because {name} contains vectors only")
         }
         _ => Ok(()),
     }
-}
-
-/// The model for the queries: that of `--model`, otherwise the model that the corpus file names,
-/// otherwise the default model.
-fn embedder(args: &mut Args, vectors: &VectorFile) -> Result<Embedder> {
-    let name = args.corpus.display();
-    let is_default_model = !args.model.is_given() && vectors.model().is_none();
-    if let Some(model) = vectors.model() {
-        let spec = serde_json::from_str(model).map_err(|error| {
-            anyhow!("{name}: the model in its metadata cannot be read: {error}")
-        })?;
-        args.model.resolve_for_corpus(spec)?;
-    }
-    let embedder = args.model.embedder(&args.model.files()?)?;
-    let (got, max, model) = (vectors.dimension(), embedder.dimension(), args.model.name());
-    ensure!(
-        got <= max,
-        "{name} has vectors of dimension {got}: expected at most {max} (the dimension of {model}); \
-         set --model to the model that embedded the corpus"
-    );
-    if got < max && is_default_model {
-        messages::print(&format!(
-            "{name} does not name its model: the vectors of the queries, from {model}, are \
-             truncated from {max} values to {got}; set --model to the model that embedded the \
-             corpus"
-        ));
-    }
-    Ok(embedder.with_dimension(got)?)
 }
 
 /// The hits of a query as a table.

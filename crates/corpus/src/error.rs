@@ -3,6 +3,7 @@
 use std::{io, path::PathBuf};
 
 use arrow_schema::{ArrowError, DataType};
+use encoder::EmbeddingKind;
 use parquet::errors::ParquetError;
 
 use crate::{
@@ -516,13 +517,50 @@ pub enum VectorsError {
         got: String,
     },
 
-    /// The type of the column of vectors is not a fixed-size list of f32 or f16.
-    #[error("{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", got {got}")]
+    /// The type of the column of vectors is that of neither dense nor sparse vectors.
+    #[error(
+        "{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", or lists of \
+         structs of an integer \"index\" and a \"value\" in f32 or f16, got {got}"
+    )]
     VectorType {
         /// The file.
         name: String,
         /// The column's type.
         got: DataType,
+    },
+
+    /// The file contains vectors of another kind.
+    #[error("{name} contains {got} vectors: expected {expected} ones")]
+    Kind {
+        /// The file.
+        name: String,
+        /// The kind that the caller expects.
+        expected: EmbeddingKind,
+        /// The kind of the file's vectors.
+        got: EmbeddingKind,
+    },
+
+    /// The values of a row are invalid.
+    #[error("{name}: {source}")]
+    InvalidRow {
+        /// The file.
+        name: String,
+        /// The encoder's error, which names the row.
+        source: Box<encoder::Error>,
+    },
+
+    /// A sparse vector contains null, or an index that is negative or does not fit into 32 bits.
+    #[error(
+        "{name}: row {row} of the corpus: expected an index of 0 to {} with a value, got {got}",
+        u32::MAX
+    )]
+    SparseElement {
+        /// The file.
+        name: String,
+        /// The row, from 0.
+        row: u64,
+        /// The element, or the row if it is null.
+        got: String,
     },
 
     /// The column of vectors contains null.

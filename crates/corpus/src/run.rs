@@ -43,7 +43,7 @@ use crate::{
 /// let summary = run.run(&embedder, EmbedOptions::default(), |_event| {})?;
 /// assert_eq!((summary.read, summary.written), (2, 2));
 /// let vectors = VectorFile::open(&output)?;
-/// assert_eq!(vectors.dimension(), 384);
+/// assert_eq!(vectors.dimension(), Some(384));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]

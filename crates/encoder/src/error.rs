@@ -3,7 +3,7 @@
 use crate::LoadReport;
 
 /// `Result` with this crate's [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error from loading or running a model.
 #[derive(Debug, thiserror::Error)]
@@ -627,6 +627,34 @@ pub enum InputError {
         row: u64,
     },
 
+    /// A row of a corpus is not a valid sparse vector.
+    #[error("row {row} of the corpus: {source}")]
+    SparseRow {
+        /// The row's index.
+        row: u64,
+        /// What is wrong.
+        source: SparseVectorError,
+    },
+
+    /// A query is not a valid sparse vector.
+    #[error("query {query}: {source}")]
+    SparseQuery {
+        /// The query's index.
+        query: usize,
+        /// What is wrong.
+        source: SparseVectorError,
+    },
+
+    /// The dot product of two sparse vectors exceeds the range of f32.
+    #[error(
+        "the dot product of row {row} of the corpus and a query is not finite in f32: expected \
+         smaller values"
+    )]
+    ScoreOverflow {
+        /// The row's index.
+        row: u64,
+    },
+
     /// A text has no mask token to fill.
     #[error("text {text:?} has no mask token: expected at least one, such as [MASK]")]
     NoMask {
@@ -668,6 +696,47 @@ pub enum InputError {
         got: usize,
         /// The length of the first prompt; 0 if it is empty.
         expected: usize,
+    },
+}
+
+/// Indices and values are not those of a sparse vector.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SparseVectorError {
+    /// The numbers of indices and values differ.
+    #[error("expected as many values as indices, got {indices} indices and {values} values")]
+    Length {
+        /// The number of indices.
+        indices: usize,
+        /// The number of values.
+        values: usize,
+    },
+
+    /// An index is not above the index before it.
+    #[error("expected ascending indices, each once, got {got} after {previous}")]
+    Order {
+        /// The index before.
+        previous: u32,
+        /// The index.
+        got: u32,
+    },
+
+    /// An index is not a dimension of the model.
+    #[error("expected indices below {dimension} (the dimension), got {got}")]
+    Index {
+        /// The index.
+        got: u32,
+        /// The dimension of the vectors.
+        dimension: usize,
+    },
+
+    /// A value is NaN or infinite.
+    #[error("expected finite values, got {value} at index {index}")]
+    NotFinite {
+        /// The index.
+        index: u32,
+        /// The value.
+        value: f32,
     },
 }
 

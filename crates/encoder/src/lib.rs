@@ -77,7 +77,8 @@ pub use block::{
 };
 pub use choice::{Choice, phrase};
 pub use error::{
-    CheckpointError, ConfigError, Error, FileError, HubError, InputError, Result, beginning,
+    CheckpointError, ConfigError, Error, FileError, HubError, InputError, Result,
+    SparseVectorError, beginning,
 };
 #[cfg(feature = "hub")]
 pub use load::{DownloadProgress, Hub};

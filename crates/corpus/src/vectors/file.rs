@@ -12,6 +12,7 @@ use arrow_array::RecordBatch;
 use arrow_ipc::reader::FileReader;
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use bytes::Bytes;
+use encoder::EmbeddingKind;
 use parquet::arrow::{
     ProjectionMask,
     arrow_reader::{
@@ -32,7 +33,7 @@ use crate::{
     },
 };
 
-/// A file of vectors `(N, E)` that can be searched.
+/// A file of vectors that can be searched: dense ones, `(N, E)`, or sparse ones.
 ///
 /// # Examples
 /// ```
@@ -47,7 +48,7 @@ use crate::{
 /// std::fs::write(&path, npy)?;
 ///
 /// let vectors = VectorFile::open(&path)?;
-/// assert_eq!(vectors.dimension(), 2);
+/// assert_eq!((vectors.rows()?, vectors.dimension()), (2, Some(2)));
 /// let hits = vectors.scan(&Search::new(&[vec![0., 2.]], 1)?)?.into_hits();
 /// assert_eq!(hits[0][0].row, 1);
 /// assert!((hits[0][0].score - 0.8).abs() < 1e-6);
@@ -57,7 +58,7 @@ pub struct VectorFile {
     pub(crate) name: String,
     pub(crate) bytes: Bytes,
     pub(crate) content: Content,
-    dimension: usize,
+    pub(crate) row_type: RowType,
 }
 
 /// The content of a file of vectors.
@@ -65,6 +66,15 @@ pub(crate) enum Content {
     Npy(NpyArray),
     Parquet(ArrowReaderMetadata),
     Arrow(SchemaRef),
+}
+
+/// The type of the rows of a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum RowType {
+    /// Vectors of this length.
+    Dense { dimension: usize },
+    /// Lists of indices with values.
+    Sparse,
 }
 
 /// The records of the requested rows of a [`VectorFile`].
@@ -78,13 +88,13 @@ pub struct RowRecords {
     pub non_finite: NonFinite,
 }
 
-/// Prints the name and the dimension, not the vectors.
+/// Prints the name and the type of the rows, not the rows.
 impl fmt::Debug for VectorFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, dimension, .. } = self;
+        let Self { name, row_type, .. } = self;
         f.debug_struct("VectorFile")
             .field("name", name)
-            .field("dimension", dimension)
+            .field("row_type", row_type)
             .finish_non_exhaustive()
     }
 }
@@ -103,11 +113,11 @@ impl VectorFile {
         let name = path.display().to_string();
         let bytes = map(path)
             .map_err(|source| Error::Input(InputError::Read { name: name.clone(), source }))?;
-        let (content, dimension) = match VectorFormat::from_path(path) {
+        let (content, row_type) = match VectorFormat::from_path(path) {
             Some(VectorFormat::Npy) => {
                 let array = npy::parse(&name, &bytes)?;
                 let dimension = array.dimension;
-                (Content::Npy(array), dimension)
+                (Content::Npy(array), RowType::Dense { dimension })
             }
             Some(VectorFormat::Parquet) => {
                 let load = || ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new());
@@ -115,8 +125,8 @@ impl VectorFile {
                 let metadata = metadata.map_err(|source| {
                     Error::Input(InputError::Parquet { name: name.clone(), source })
                 })?;
-                let dimension = dimension(&name, metadata.schema())?;
-                (Content::Parquet(metadata), dimension)
+                let row_type = row_type(&name, metadata.schema())?;
+                (Content::Parquet(metadata), row_type)
             }
             Some(VectorFormat::Arrow) => {
                 refuse_feather_v1(&bytes, &name)?;
@@ -124,18 +134,49 @@ impl VectorFile {
                 let reader = catch_panic(open).map_err(|source| {
                     Error::Input(InputError::Arrow { name: name.clone(), source })
                 })?;
-                (Content::Arrow(reader.schema()), dimension(&name, &reader.schema())?)
+                (Content::Arrow(reader.schema()), row_type(&name, &reader.schema())?)
             }
             Some(VectorFormat::Jsonl) | None => {
                 return Err(VectorsError::NotVectors { name }.into());
             }
         };
-        Ok(Self { name, bytes, content, dimension })
+        Ok(Self { name, bytes, content, row_type })
     }
 
-    /// E, the length of each vector.
-    pub fn dimension(&self) -> usize {
-        self.dimension
+    /// The path, as errors name the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kind of the vectors, which is that of the models that compute such vectors.
+    pub fn kind(&self) -> EmbeddingKind {
+        match self.row_type {
+            RowType::Dense { .. } => EmbeddingKind::Dense,
+            RowType::Sparse => EmbeddingKind::Sparse,
+        }
+    }
+
+    /// E, the length of each vector; `None` for sparse vectors, whose dimension files do not store.
+    pub fn dimension(&self) -> Option<usize> {
+        match self.row_type {
+            RowType::Dense { dimension } => Some(dimension),
+            RowType::Sparse => None,
+        }
+    }
+
+    /// The number of vectors.
+    ///
+    /// # Errors
+    /// [`InputError::Arrow`] if an Arrow file is damaged.
+    pub fn rows(&self) -> Result<u64> {
+        match &self.content {
+            Content::Npy(array) => Ok(array.rows),
+            Content::Parquet(metadata) => Ok(metadata.metadata().file_metadata().num_rows() as u64),
+            Content::Arrow(schema) => {
+                let batches = self.arrow(schema, |_| false)?;
+                batches.map(|batch| Ok(batch?.num_rows() as u64)).sum()
+            }
+        }
     }
 
     /// The description of the model that computed the vectors, as it was given to
@@ -318,12 +359,13 @@ fn map(path: &Path) -> std::io::Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
-/// E, from the type of the column of vectors.
+/// The type of the rows in the column of vectors.
 ///
 /// # Errors
 /// [`InputError::NoColumn`] if the column is missing; [`VectorsError::VectorType`] if its type is
-/// not a fixed-size list of f32 or f16.
-fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
+/// neither a fixed-size list of f32 or f16, nor a list of structs of an integer `index` and a
+/// `value` in f32 or f16.
+fn row_type(name: &str, schema: &SchemaRef) -> Result<RowType> {
     let Some((_, field)) = schema.column_with_name(EMBEDDING) else {
         let got = schema.fields().iter().map(|field| field.name().clone()).collect();
         return Err(InputError::NoColumn {
@@ -335,15 +377,33 @@ fn dimension(name: &str, schema: &SchemaRef) -> Result<usize> {
     };
     match field.data_type() {
         DataType::FixedSizeList(element, dimension)
-            if *dimension > 0
-                && matches!(element.data_type(), DataType::Float32 | DataType::Float16) =>
+            if *dimension > 0 && is_number(element.data_type()) =>
         {
-            Ok(*dimension as usize)
+            Ok(RowType::Dense { dimension: *dimension as usize })
+        }
+        DataType::List(element) | DataType::LargeList(element)
+            if is_sparse_element(element.data_type()) =>
+        {
+            Ok(RowType::Sparse)
         }
         other => {
             Err(VectorsError::VectorType { name: name.to_string(), got: other.clone() }.into())
         }
     }
+}
+
+/// Whether values of vectors can have this type.
+fn is_number(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Float32 | DataType::Float16)
+}
+
+/// Whether sparse vectors can have elements of this type.
+fn is_sparse_element(data_type: &DataType) -> bool {
+    let DataType::Struct(fields) = data_type else { return false };
+    let has = |name, condition: fn(&DataType) -> bool| {
+        fields.find(name).is_some_and(|(_, field)| condition(field.data_type()))
+    };
+    has("index", DataType::is_integer) && has("value", is_number)
 }
 
 /// A record of the input `name` as a JSON object.

@@ -6,6 +6,7 @@ mod jsonl;
 mod layout;
 mod npy;
 mod scan;
+mod sparse;
 mod table;
 
 pub use dtype::VectorDtype;

@@ -1,12 +1,13 @@
-//! Exact brute-force search of a file of vectors, on all threads.
+//! Exact brute-force search of a file of dense vectors, and the parts that the searches of all kinds
+//! have in common. All threads are used.
 
 use arrow_array::{
-    Array, RecordBatch,
+    Array, ArrayRef, RecordBatch,
     cast::AsArray,
     types::{Float16Type, Float32Type},
 };
 use arrow_schema::SchemaRef;
-use encoder::{Nearest, Search};
+use encoder::{EmbeddingKind, Nearest, Search};
 use half::{
     f16,
     slice::{HalfBitsSliceExt, HalfFloatSliceExt},
@@ -19,7 +20,7 @@ use crate::{
     catch_panic::{catch_panic, catch_panics},
     vectors::{
         dtype::VectorDtype,
-        file::{Content, VectorFile},
+        file::{Content, RowType, VectorFile},
         npy::NpyArray,
     },
 };
@@ -28,29 +29,75 @@ use crate::{
 const ROWS_PER_BATCH: usize = 4096;
 /// The number of batches of an Arrow file that are read before they are scanned in parallel.
 const BATCHES: usize = 32;
+/// The number of batches of an Arrow file per parallel task.
+const BATCHES_PER_PART: usize = 4;
+
+/// The arrays of consecutive rows of the column of vectors.
+pub(crate) type Columns<'a> = &'a mut dyn Iterator<Item = Result<ArrayRef>>;
 
 impl VectorFile {
-    /// The rows of the file that are nearest to each query of `search`.
+    /// The rows of a file of dense vectors that are nearest to each query of `search`.
     ///
     /// # Errors
+    /// - [`VectorsError::Kind`] if the vectors are not dense
     /// - [`Error::Encoder`] with [`encoder::InputError::VectorWidth`] if the queries do not have
-    ///   [`Self::dimension`] values, or with [`encoder::InputError::NotFinite`] for a row whose
-    ///   cosine is NaN
+    ///   [`Self::dimension`] values
+    /// - [`VectorsError::InvalidRow`] for a row whose cosine is NaN
     /// - [`VectorsError::NullVector`] if a vector is null or contains null
     /// - [`VectorsError::Npy`] if the values of a .npy file do not start at a multiple of their
     ///   size
     /// - [`InputError::Parquet`], [`InputError::Arrow`] if the file is damaged
     pub fn scan(&self, search: &Search) -> Result<Nearest> {
-        let (expected, got) = (search.query_width(), self.dimension());
-        if let Some(expected) = expected.filter(|&expected| expected != got) {
+        let RowType::Dense { dimension: got } = self.row_type else {
+            return Err(self.other_kind(EmbeddingKind::Dense));
+        };
+        if let Some(expected) = search.query_width().filter(|&expected| expected != got) {
             return Err(
                 encoder::Error::Input(encoder::InputError::VectorWidth { expected, got }).into()
             );
         }
+        if let Content::Npy(array) = &self.content {
+            return self.scan_npy(search, array);
+        }
+        let scan = |first, columns: Columns| {
+            let (mut found, mut row) = (search.no_hits(), first);
+            for column in columns {
+                let column = column?;
+                found.merge(self.scan_column(search, got, row, &column)?);
+                row += column.len() as u64;
+            }
+            Ok(found)
+        };
+        self.scan_parts(|| search.no_hits(), scan, Nearest::merge)
+    }
+
+    /// The error for vectors of another kind than the caller's.
+    pub(crate) fn other_kind(&self, expected: EmbeddingKind) -> Error {
+        VectorsError::Kind { name: self.name.clone(), expected, got: self.kind() }.into()
+    }
+
+    /// The error for a row that the encoder refuses.
+    pub(crate) fn invalid_row(&self, source: encoder::Error) -> Error {
+        let (name, source) = (self.name.clone(), Box::new(source));
+        VectorsError::InvalidRow { name, source }.into()
+    }
+
+    /// Scans the column of vectors of a table in parallel: `scan` takes the number of the first row
+    /// of a part and the arrays of the part, `none` is the result without rows, and `merge` adds
+    /// the result of another part.
+    ///
+    /// # Errors
+    /// The errors of `scan`; [`InputError::Parquet`], [`InputError::Arrow`] if the file is damaged.
+    pub(crate) fn scan_parts<T: Send>(
+        &self,
+        none: impl Fn() -> T + Sync,
+        scan: impl Fn(u64, Columns) -> Result<T> + Sync,
+        merge: impl Fn(&mut T, T) + Sync,
+    ) -> Result<T> {
         match &self.content {
-            Content::Npy(array) => self.scan_npy(search, array),
-            Content::Parquet(metadata) => self.scan_parquet(search, metadata),
-            Content::Arrow(schema) => self.scan_arrow(search, schema),
+            Content::Npy(_) => Ok(none()), // it has no table
+            Content::Parquet(metadata) => self.scan_parquet(metadata, none, scan, merge),
+            Content::Arrow(schema) => self.scan_arrow(schema, none, scan, merge),
         }
     }
 
@@ -67,80 +114,103 @@ impl VectorFile {
                 got: format!("values at byte {}", array.start),
             })
         };
-        match array.dtype {
+        let found = match array.dtype {
             VectorDtype::F32 => {
-                Ok(search.scan(0, bytemuck::try_cast_slice(values).map_err(misaligned)?)?)
+                search.scan(0, bytemuck::try_cast_slice(values).map_err(misaligned)?)
             }
             VectorDtype::F16 => {
                 let bits: &[u16] = bytemuck::try_cast_slice(values).map_err(misaligned)?;
-                scan_f16(search, 0, self.dimension(), bits.reinterpret_cast())
+                scan_f16(search, 0, array.dimension, bits.reinterpret_cast())
             }
-        }
+        };
+        found.map_err(|error| self.invalid_row(error))
     }
 
     /// Scans the row groups in parallel.
-    fn scan_parquet(&self, search: &Search, metadata: &ArrowReaderMetadata) -> Result<Nearest> {
+    fn scan_parquet<T: Send>(
+        &self,
+        metadata: &ArrowReaderMetadata,
+        none: impl Fn() -> T + Sync,
+        scan: impl Fn(u64, Columns) -> Result<T> + Sync,
+        merge: impl Fn(&mut T, T) + Sync,
+    ) -> Result<T> {
         let error = |source| Error::Input(InputError::Parquet { name: self.name.clone(), source });
         let groups = metadata.metadata().row_groups();
         let firsts = first_rows(groups.iter().map(|group| group.num_rows() as u64));
-        let parts = firsts.into_par_iter().enumerate().map(|(group, mut first)| {
+        let parts = firsts.into_par_iter().enumerate().map(|(group, first)| {
             let builder = self.parquet(metadata, |name| name == EMBEDDING);
             let builder = builder.with_row_groups(vec![group]).with_batch_size(ROWS_PER_BATCH);
-            let mut found = search.no_hits();
             let reader = catch_panic(|| builder.build()).map_err(error)?;
-            for batch in catch_panics(reader) {
-                let batch = batch.map_err(|source| error(source.into()))?;
-                found.merge(self.scan_batch(search, first, &batch)?);
-                first += batch.num_rows() as u64;
-            }
-            Ok(found)
+            let batches = catch_panics(reader);
+            let mut columns =
+                batches.map(|batch| Ok(vectors(&batch.map_err(|source| error(source.into()))?)));
+            scan(first, &mut columns)
         });
-        parts.try_reduce(
-            || search.no_hits(),
-            |mut found, part| {
-                found.merge(part);
-                Ok(found)
-            },
-        )
+        parts.try_reduce(&none, |mut found, part| {
+            merge(&mut found, part);
+            Ok(found)
+        })
     }
 
     /// Scans [`BATCHES`] batches at a time in parallel.
-    fn scan_arrow(&self, search: &Search, schema: &SchemaRef) -> Result<Nearest> {
-        let (mut found, mut read) = (search.no_hits(), 0);
+    fn scan_arrow<T: Send>(
+        &self,
+        schema: &SchemaRef,
+        none: impl Fn() -> T,
+        scan: impl Fn(u64, Columns) -> Result<T> + Sync,
+        merge: impl Fn(&mut T, T),
+    ) -> Result<T> {
+        let (mut found, mut read) = (none(), 0);
         let mut batches = self.arrow(schema, |name| name == EMBEDDING)?;
         loop {
             let group = batches.by_ref().take(BATCHES).collect::<Result<Vec<_>>>()?;
             if group.is_empty() {
                 return Ok(found);
             }
-            let firsts = first_rows(group.iter().map(|batch| batch.num_rows() as u64));
-            let parts = group.par_iter().zip(firsts);
-            let parts = parts.map(|(batch, first)| self.scan_batch(search, read + first, batch));
+            let rows = |batches: &[RecordBatch]| -> u64 {
+                batches.iter().map(|batch| batch.num_rows() as u64).sum()
+            };
+            let firsts = first_rows(group.chunks(BATCHES_PER_PART).map(rows));
+            let parts = group.par_chunks(BATCHES_PER_PART).zip(firsts);
+            let parts = parts.map(|(batches, first)| {
+                scan(read + first, &mut batches.iter().map(|batch| Ok(vectors(batch))))
+            });
             for part in parts.collect::<Result<Vec<_>>>()? {
-                found.merge(part);
+                merge(&mut found, part);
             }
-            read += group.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+            read += rows(&group);
         }
     }
 
-    /// Scans a batch whose first row is row `first` of the file.
-    fn scan_batch(&self, search: &Search, first: u64, batch: &RecordBatch) -> Result<Nearest> {
-        let column = batch.column_by_name(EMBEDDING).expect("the column that was requested");
+    /// Scans an array of vectors, the first of which is row `first` of the file.
+    fn scan_column(
+        &self,
+        search: &Search,
+        dimension: usize,
+        first: u64,
+        column: &dyn Array,
+    ) -> Result<Nearest> {
         let vectors = column.as_fixed_size_list();
         if vectors.logical_null_count() > 0 || vectors.values().logical_null_count() > 0 {
-            let end = first + batch.num_rows() as u64;
+            let end = first + vectors.len() as u64;
             return Err(
                 VectorsError::NullVector { name: self.name.clone(), start: first, end }.into()
             );
         }
-        match vectors.values().as_primitive_opt::<Float32Type>() {
-            Some(values) => Ok(search.scan(first, values.values())?),
+        let found = match vectors.values().as_primitive_opt::<Float32Type>() {
+            Some(values) => search.scan(first, values.values()),
             None => {
                 let halves = vectors.values().as_primitive::<Float16Type>().values();
-                scan_f16(search, first, self.dimension(), halves)
+                scan_f16(search, first, dimension, halves)
             }
-        }
+        };
+        found.map_err(|error| self.invalid_row(error))
     }
+}
+
+/// The column of vectors of a batch that was read for this column.
+fn vectors(batch: &RecordBatch) -> ArrayRef {
+    batch.column_by_name(EMBEDDING).expect("the column that was requested").clone()
 }
 
 /// The first row of each part, given the number of rows of each part.
@@ -152,7 +222,12 @@ fn first_rows(counts: impl Iterator<Item = u64>) -> Vec<u64> {
     firsts.collect()
 }
 
-fn scan_f16(search: &Search, first: u64, dimension: usize, rows: &[f16]) -> Result<Nearest> {
+fn scan_f16(
+    search: &Search,
+    first: u64,
+    dimension: usize,
+    rows: &[f16],
+) -> encoder::Result<Nearest> {
     // The product can overflow: a file without rows can have any dimension.
     let parts = rows.par_chunks(ROWS_PER_BATCH.saturating_mul(dimension)).enumerate();
     let parts = parts.map(|(part, halves)| {

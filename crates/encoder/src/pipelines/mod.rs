@@ -17,11 +17,13 @@ mod multi_vector_embedder;
 mod multi_vector_modules;
 mod pooling;
 mod question_answerer;
+mod rank_fusion;
 mod reranker;
 mod search;
 mod span;
 mod sparse_auto_encoder;
 mod sparse_embedder;
+mod sparse_index;
 mod sparse_vector;
 mod splade;
 mod task;
@@ -43,10 +45,12 @@ pub use multi_vector::{LateInteraction, MultiVector};
 pub use multi_vector_embedder::MultiVectorEmbedder;
 pub use pooling::{Pooling, PoolingMode};
 pub use question_answerer::{Answers, QuestionAnswerer, QuestionAnswererParams};
+pub use rank_fusion::reciprocal_rank_fusion;
 pub use reranker::{Ranking, Reranker};
 pub use search::{Hit, Nearest, Search};
 pub use span::Span;
 pub use sparse_embedder::SparseEmbedder;
+pub use sparse_index::{SparseIndex, SparseIndexBuilder};
 pub use sparse_vector::SparseVector;
 pub use task::{
     Example, Parameter, ParameterKind, Params, Pipeline, TaskOutput, TaskSize, TaskVisitor,

@@ -36,12 +36,12 @@ pub struct Search {
     threshold: f32,
 }
 
-/// A row of the corpus among the nearest to a query.
+/// A row of the corpus among the best for a query.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hit {
     /// The index of the row in the corpus.
     pub row: u64,
-    /// The cosine similarity of the row and the query.
+    /// The cosine similarity of the row and the query, or the score of another search.
     pub score: f32,
 }
 
@@ -139,8 +139,7 @@ impl Search {
 
     /// The result of a scan without rows.
     pub fn no_hits(&self) -> Nearest {
-        let queries = self.queries.len() / self.width;
-        Nearest { top: self.top, heaps: vec![BinaryHeap::new(); queries] }
+        Nearest::none(self.queries.len() / self.width, self.top)
     }
 
     fn scan_part(&self, first: u64, rows: &[f32]) -> Result<Nearest> {
@@ -163,7 +162,12 @@ impl Search {
 }
 
 impl Nearest {
-    fn push(&mut self, query: usize, hit: Hit) {
+    /// No hits yet of each query, of which `top` will be kept.
+    pub(super) fn none(queries: usize, top: usize) -> Self {
+        Self { top, heaps: vec![BinaryHeap::new(); queries] }
+    }
+
+    pub(super) fn push(&mut self, query: usize, hit: Hit) {
         let heap = &mut self.heaps[query];
         if heap.len() < self.top {
             heap.push(Ranked(hit));

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{Error, Result, Row};
+use crate::{Error, Result, Row, SparseVectorError};
 
 /// A vector of which most values are 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -29,6 +29,32 @@ impl SparseVector {
     /// [`Self::dot`] has no meaning.
     pub fn new(indices: Vec<u32>, values: Vec<f32>) -> Self {
         Self { indices, values, tokens: vec![] }
+    }
+
+    /// Checks a vector of a file or of another program.
+    ///
+    /// # Errors
+    /// [`SparseVectorError`] if the numbers of indices and values differ, if the indices are not
+    /// ascending or not below `dimension`, or if a value is NaN or infinite.
+    pub(crate) fn check(
+        indices: &[u32],
+        values: &[f32],
+        dimension: usize,
+    ) -> Result<(), SparseVectorError> {
+        if indices.len() != values.len() {
+            let (indices, values) = (indices.len(), values.len());
+            return Err(SparseVectorError::Length { indices, values });
+        }
+        if let Some(pair) = indices.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return Err(SparseVectorError::Order { previous: pair[0], got: pair[1] });
+        }
+        if let Some(&got) = indices.last().filter(|last| **last as usize >= dimension) {
+            return Err(SparseVectorError::Index { got, dimension });
+        }
+        match indices.iter().zip(values).find(|(_, value)| !value.is_finite()) {
+            Some((&index, &value)) => Err(SparseVectorError::NotFinite { index, value }),
+            None => Ok(()),
+        }
     }
 
     /// The values above 0 of a dense vector.

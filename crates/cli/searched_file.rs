@@ -1,0 +1,135 @@
+//! A file of vectors with the model for its queries, and its search.
+
+use anyhow::{Result, anyhow, bail, ensure};
+use corpus::VectorFile;
+use encoder::{
+    Embed, EmbedOptions, EmbeddingKind, Hit, LoadOptions, ModelFiles, Prompt, Search,
+    SparseEmbedder, TextRole,
+};
+
+use crate::{
+    arguments::usage_error, commands::compare::vectors_for_cosines, messages, model::Model,
+    truncation::Truncation,
+};
+
+pub struct SearchedFile {
+    pub vectors: VectorFile,
+    /// The model for the queries, and its files.
+    model: Model,
+    files: ModelFiles,
+    /// Whether neither `--model` nor the file names the model.
+    is_default_model: bool,
+}
+
+/// The queries, and what to find for each of them.
+pub struct Queries<'a> {
+    pub texts: &'a [String],
+    pub prompt: Prompt<'a>,
+    /// The maximum number of hits per query.
+    pub top: usize,
+}
+
+impl Queries<'_> {
+    fn options(&self) -> EmbedOptions<'_> {
+        EmbedOptions::new().with_prompt(self.prompt).with_role(TextRole::Query)
+    }
+}
+
+impl SearchedFile {
+    /// Opens the files of the model for the queries, without loading it: `model`, otherwise the
+    /// model that the file names, otherwise the default model.
+    ///
+    /// # Errors
+    /// If the file's description of its model is invalid, or if the model is not found.
+    pub fn new(vectors: VectorFile, mut model: Model) -> Result<Self> {
+        let is_default_model = !model.is_given() && vectors.model().is_none();
+        if let Some(spec) = vectors.model() {
+            let spec = serde_json::from_str(spec).map_err(|error| {
+                anyhow!("{}: the model in its metadata cannot be read: {error}", vectors.name())
+            })?;
+            model.resolve_for_corpus(spec)?;
+        }
+        let files = model.files()?;
+        Ok(Self { vectors, model, files, is_default_model })
+    }
+
+    /// The hits of each query, the best first.
+    ///
+    /// # Errors
+    /// If the model cannot be loaded or does not fit the file, and if the file is invalid.
+    pub fn search(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
+        match self.vectors.kind() {
+            EmbeddingKind::Dense => self.search_dense(queries, options),
+            EmbeddingKind::Sparse => self.search_sparse(queries, options),
+            kind => bail!("{} contains {kind} vectors, which cannot be searched", self.name()),
+        }
+    }
+
+    /// The nearest rows by cosine.
+    fn search_dense(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
+        let kind = EmbeddingKind::from_files(&self.files)?;
+        if kind != EmbeddingKind::Dense && !self.model.chooses_pooling() {
+            return Err(self.other_kind(kind));
+        }
+        let embedder = self.model.embedder_with(&self.files, options)?;
+        let (max, name, model) = (embedder.dimension(), self.name(), self.model.name());
+        let got = self.vectors.dimension().expect("the length of dense vectors");
+        ensure!(
+            got <= max,
+            "{name} has vectors of dimension {got}: expected at most {max} (the dimension of \
+             {model}); set --model to the model that embedded the corpus"
+        );
+        if got < max && self.is_default_model {
+            messages::print(&format!(
+                "{name} does not name its model: the vectors of the queries, from {model}, are \
+                 truncated from {max} values to {got}; set --model to the model that embedded the \
+                 corpus"
+            ));
+        }
+        let embedder = embedder.with_dimension(got)?;
+        let vectors = vectors_for_cosines(&embedder, queries.texts, queries.options())?;
+        Ok(self.vectors.scan(&Search::new(&vectors, queries.top)?)?.into_hits())
+    }
+
+    /// The rows with the highest dot products.
+    fn search_sparse(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
+        let unused = self.model.options_of_dense_models();
+        if let Some((option, _)) = unused.iter().find(|(_, is_given)| *is_given) {
+            let name = self.name();
+            return Err(usage_error(format!(
+                "{option} has no effect on the sparse vectors of {name}: leave the option out"
+            )));
+        }
+        let kind = EmbeddingKind::from_files(&self.files)?;
+        let embedder = SparseEmbedder::from_files(&self.files, options).map_err(|error| {
+            // A masked language model, whose files name no kind, is dense by default.
+            if kind == EmbeddingKind::Sparse { error.into() } else { self.other_kind(kind) }
+        })?;
+        let similarity = embedder.similarity_fn_name();
+        if similarity != "dot" {
+            messages::print(&format!(
+                "the model's similarity_fn_name is {similarity:?}; dot products are printed"
+            ));
+        }
+        let tokenized = embedder.tokenize(queries.texts, queries.options())?;
+        let mut truncation = Truncation::default();
+        truncation.add(tokenized.truncated());
+        truncation.warn(embedder.max_seq_length(TextRole::Query), "");
+        let vectors = embedder.embed_rows(&tokenized, |batch| batch())?;
+        let index = self.vectors.sparse_index(embedder.dimension())?;
+        Ok(index.search(&vectors, queries.top)?)
+    }
+
+    fn name(&self) -> &str {
+        self.vectors.name()
+    }
+
+    /// The error for a model of another kind than the file's.
+    fn other_kind(&self, kind: EmbeddingKind) -> anyhow::Error {
+        let (name, model, expected) = (self.name(), self.model.name(), self.vectors.kind());
+        anyhow!(
+            "{name} contains {expected} vectors: expected a {expected} model, got the {kind} model \
+             {model}; set --model to the model that embedded the corpus"
+        )
+    }
+}
