@@ -94,7 +94,7 @@ fn serve(
                 "{system} computes {model} in f32 only: got {dtype}"
             );
             *cases = match (system, &model[..]) {
-                ("ours", "minilm") => embeddings(&hf, &names, precision)?,
+                ("ours", "minilm" | "static") => embeddings(&hf, &names, precision)?,
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("ours", "search") => search(&folder, &names)?,
                 ("ours", _) => hidden_states(&hf, &names, precision)?,

@@ -24,6 +24,7 @@ mod sparse_auto_encoder;
 mod sparse_embedder;
 mod sparse_vector;
 mod splade;
+mod static_embedding;
 mod task;
 mod token_classifier;
 mod token_mask;

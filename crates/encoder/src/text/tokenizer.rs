@@ -11,23 +11,26 @@ use std::{
 
 use rayon::prelude::*;
 use tokenizers::{
-    AddedToken, Encoding, ModelWrapper, PostProcessor, Tokenizer, TruncationDirection,
+    AddedToken, Encoding, ModelWrapper, PostProcessor, PostProcessorWrapper, Tokenizer,
+    TruncationDirection,
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
 };
 
 use crate::{
     ConfigError, Error, FileError, InputError, ModelConfig, ModelFiles, Result,
     error::beginning,
-    load::ModelFolder,
+    load::{CONFIG, ModelFolder},
     text::sentence_config::{Loader, SentenceConfig},
     text::sentence_piece::SentencePieceModel,
     text::tokenizer_class::{Algorithm, UnigramRules},
     text::tokenizer_config::{self, TokenizerConfig},
-    text::tokenizer_json::model_type,
+    text::tokenizer_json::{self, model_type},
     text::windows::{TextWindows, Window, window_ranges},
     text::{byte_bpe, chunks, hash_order, unigram, word_piece},
 };
 
+/// The vocabulary and the rules of the `tokenizers` library.
+const TOKENIZER_JSON: &str = "tokenizer.json";
 /// The vocabulary of BERT's tokenizers: one token per line.
 const WORD_PIECES: &str = "vocab.txt";
 /// The vocabulary of RoBERTa's tokenizers: tokens and ids.
@@ -35,7 +38,7 @@ const BYTE_PAIRS: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
 /// Possible names of the vocabulary file.
 pub(crate) const VOCABULARIES: [&str; 6] = [
-    "tokenizer.json",
+    TOKENIZER_JSON,
     WORD_PIECES,
     BYTE_PAIRS,
     UnigramRules::XlmRoberta.model_file(),
@@ -73,6 +76,8 @@ pub struct TextTokenizer {
     /// The file of the vocabulary, for errors.
     path: String,
     max_seq_length: usize,
+    /// Maximum number of characters of a text; the rest of the text is not tokenized.
+    max_characters: usize,
     /// The source of `max_seq_length`, for errors.
     max_length_path: String,
     mask_token: String,
@@ -99,6 +104,16 @@ pub struct Tokens {
     pub token_type_ids: Vec<u32>,
     /// Number of tokens that truncation removed; for a pair, from both texts.
     pub truncated: usize,
+}
+
+/// How the texts of a table of token vectors are tokenized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StaticRules {
+    /// As the StaticEmbedding of sentence-transformers: `tokenizer.json` has the maximum length.
+    SentenceTransformers,
+    /// As model2vec: a text is cut to `max_length` times the median number of characters of a
+    /// token, and then truncated to `max_length` tokens. Unknown tokens are not pooled.
+    Model2Vec { max_length: Option<usize> },
 }
 
 /// The side of a text on which truncation removes tokens.
@@ -228,10 +243,67 @@ impl TextTokenizer {
             can_split: guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false),
             tokenizer: Arc::new(tokenizer),
             max_seq_length,
+            max_characters: usize::MAX,
             max_length_path,
             mask_token: settings.named("mask_token").to_string(),
             truncation_side,
             has_type_ids: settings.has_type_ids(),
+            path,
+        })
+    }
+
+    /// The tokenizer of a table of token vectors: all of `tokenizer.json` except the special tokens
+    /// around a text. A text has any number of tokens unless the rules set a maximum.
+    ///
+    /// # Errors
+    /// [`FileError::NoFile`] if the file is missing; [`FileError::Io`] or [`FileError::Tokenizer`]
+    /// for a damaged file; [`ConfigError::NoRoom`] for a maximum length of 0.
+    pub(crate) fn for_static(files: &ModelFolder, rules: StaticRules) -> Result<Self> {
+        let json = files.need(TOKENIZER_JSON, "the tokenizer's vocabulary and rules")?;
+        let path = files.path(TOKENIZER_JSON);
+        let read = || {
+            let mut tokenizer = from_whole_json(&json)?;
+            let truncation = tokenizer.get_truncation().cloned();
+            tokenizer.with_truncation(None)?;
+            tokenizer.with_padding(None);
+            tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+            hash_order::choose_added_tokens(&mut tokenizer)?;
+            let unknown_id = tokenizer_json::unknown_id(&json, &tokenizer)?;
+            Ok((tokenizer, truncation, unknown_id))
+        };
+        let (tokenizer, truncation, unknown_id) =
+            guarded(read).map_err(|source| FileError::Tokenizer { path: path.clone(), source })?;
+        let (limit, max_length_path) = match rules {
+            StaticRules::SentenceTransformers => {
+                (truncation.as_ref().map(|truncation| truncation.max_length), path.clone())
+            }
+            StaticRules::Model2Vec { max_length } => (max_length, files.path(CONFIG)),
+        };
+        if limit == Some(0) {
+            return Err(ConfigError::NoRoom { path: max_length_path, got: 0, special: 0 }.into());
+        }
+        let max_characters = match rules {
+            StaticRules::Model2Vec { max_length: Some(max_length) } => {
+                max_length.saturating_mul(median_characters(&tokenizer))
+            }
+            _ => usize::MAX,
+        };
+        let truncation_side = match (rules, truncation) {
+            (StaticRules::SentenceTransformers, Some(truncation)) => truncation.direction,
+            _ => TruncationDirection::Right,
+        };
+        Ok(Self {
+            unknown_id,
+            pad_id: 0,
+            special_ids: BTreeSet::new(),
+            can_split: guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false),
+            tokenizer: Arc::new(tokenizer),
+            max_seq_length: limit.unwrap_or(usize::MAX),
+            max_characters,
+            max_length_path,
+            mask_token: String::new(),
+            truncation_side,
+            has_type_ids: false,
             path,
         })
     }
@@ -242,10 +314,9 @@ impl TextTokenizer {
         files: &ModelFolder,
         settings: &mut TokenizerConfig,
     ) -> Result<(Tokenizer, String)> {
-        const FILE: &str = "tokenizer.json";
         let algorithm = settings.rules().map(|class| class.algorithm);
-        let mut vocabulary = FILE;
-        let read = if let Some(json) = files.read(FILE)? {
+        let mut vocabulary = TOKENIZER_JSON;
+        let read = if let Some(json) = files.read(TOKENIZER_JSON)? {
             guarded(|| from_json(&json, settings))
         } else if algorithm == Some(Algorithm::ByteBpe)
             && let Some(ids) = files.read(BYTE_PAIRS)?
@@ -267,7 +338,7 @@ impl TextTokenizer {
             vocabulary = WORD_PIECES;
             guarded(|| word_piece::from_vocab_txt(&lines, settings, layout))
         } else {
-            return Err(no_vocabulary(files, settings, FILE)?);
+            return Err(no_vocabulary(files, settings, TOKENIZER_JSON)?);
         };
         let path = files.path(vocabulary);
         match read {
@@ -385,7 +456,7 @@ impl TextTokenizer {
         self.for_each_text(texts, |text| {
             let TextIds { ids, all } = self.text_ids(text, room)?;
             let truncated = all - ids.len();
-            Ok(Tokens { truncated, ..self.tokens(&self.joined(&ids, None)?) })
+            Ok(Tokens { truncated, ..self.sequence(ids)? })
         })
     }
 
@@ -398,16 +469,15 @@ impl TextTokenizer {
         let room = self.max_seq_length - self.special_token_count();
         self.for_each_text(texts, |text| {
             let (mut windows, mut rest) = (vec![], vec![]);
-            let window = |ids: &[u32]| Ok::<_, Error>(self.tokens(&self.joined(ids, None)?));
             self.for_each_chunk(text, encode_ids, |_, tokens| {
                 rest.extend_from_slice(tokens.get_ids());
                 let full = rest.len().saturating_sub(1) / room * room; // the last one may grow
                 for ids in rest.drain(..full).as_slice().chunks(room) {
-                    windows.push(window(ids)?);
+                    windows.push(self.sequence(ids.to_vec())?);
                 }
                 Ok(())
             })?;
-            windows.push(window(&rest)?);
+            windows.push(self.sequence(rest)?);
             Ok(windows)
         })
     }
@@ -420,6 +490,14 @@ impl TextTokenizer {
     ) -> Result<Vec<T>> {
         let texts: Vec<&str> = texts.iter().map(|text| text.as_ref()).collect();
         texts.into_par_iter().map(f).collect()
+    }
+
+    /// The tokens of a text or window with its special tokens.
+    fn sequence(&self, ids: Vec<u32>) -> Result<Tokens> {
+        if self.tokenizer.get_post_processor().is_some() {
+            return Ok(self.tokens(&self.joined(&ids, None)?));
+        }
+        Ok(Tokens { token_type_ids: vec![0; ids.len()], input_ids: ids, truncated: 0 })
     }
 
     /// The ids and types of the tokens.
@@ -451,6 +529,14 @@ impl TextTokenizer {
     /// The token ids of a text, without special tokens, truncated to `max` tokens.
     fn text_ids(&self, text: &str, max: usize) -> Result<TextIds> {
         let (mut ids, mut all) = (vec![], 0);
+        let (text, rest) = split_at_character(text, self.max_characters);
+        if !rest.is_empty() {
+            // Tokens that are not computed for the vector; they are counted for warnings.
+            self.for_each_chunk(rest, encode_ids, |_, tokens| {
+                all += tokens.len();
+                Ok(())
+            })?;
+        }
         self.for_each_chunk(text, encode_ids, |_, tokens| {
             let more = tokens.get_ids();
             all += more.len();
@@ -865,6 +951,23 @@ impl TextTokenizer {
     }
 }
 
+/// A text up to the character `at`, and the rest.
+fn split_at_character(text: &str, at: usize) -> (&str, &str) {
+    if text.len() <= at {
+        return (text, "");
+    }
+    text.split_at(text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte))
+}
+
+/// The median number of characters of a token, rounded down.
+fn median_characters(tokenizer: &Tokenizer) -> usize {
+    let vocabulary = tokenizer.get_vocab(true);
+    let mut lengths: Vec<usize> = vocabulary.keys().map(|token| token.chars().count()).collect();
+    lengths.sort_unstable();
+    let n = lengths.len();
+    if n == 0 { 0 } else { (lengths[(n - 1) / 2] + lengths[n / 2]) / 2 }
+}
+
 /// The tokens of a text, without special tokens. Of the encoding, only the ids are used.
 fn encode_ids(tokenizer: &Tokenizer, text: &str) -> tokenizers::Result<Encoding> {
     tokenizer.encode_fast(text, false)
@@ -945,13 +1048,19 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
     }
     // The whole file is used in three cases: for a class that follows the file, for an unknown
     // class whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
+    let mut tokenizer = from_whole_json(json)?;
+    settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
+    settings.add_special_tokens(&mut tokenizer, false)?;
+    Ok(tokenizer)
+}
+
+/// The tokenizer that a `tokenizer.json` describes.
+fn from_whole_json(json: &[u8]) -> tokenizers::Result<Tokenizer> {
     let parsed = std::str::from_utf8(json)?.parse::<Tokenizer>();
-    let mut tokenizer = parsed.map_err(|error| hash_order::missing_key(json).unwrap_or(error))?;
+    let tokenizer = parsed.map_err(|error| hash_order::missing_key(json).unwrap_or(error))?;
     if !matches!(tokenizer.get_model(), ModelWrapper::Unigram(_)) {
         hash_order::check_ids(&tokenizer.get_vocab(false))?;
     }
-    settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
-    settings.add_special_tokens(&mut tokenizer, false)?;
     Ok(tokenizer)
 }
 
