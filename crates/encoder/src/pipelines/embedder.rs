@@ -19,6 +19,7 @@ use crate::{
     pipelines::with_tokenizer::with_tokenizer,
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
+    text::tokenizer::UNLIMITED,
     text::tokenizer_config,
 };
 
@@ -61,6 +62,7 @@ pub struct Embedder {
 
 /// The part of an embedder that computes a vector per text.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a process has few embedders")]
 enum Model {
     Transformer { encoder: EncoderModel, pooling: Pooling },
     Static(StaticEmbedding),
@@ -79,7 +81,7 @@ impl Model {
     fn max_tokens(&self) -> usize {
         match self {
             Self::Transformer { encoder, .. } => encoder.config().max_tokens(),
-            Self::Static(_) => usize::MAX,
+            Self::Static(_) => UNLIMITED,
         }
     }
 

@@ -20,6 +20,7 @@ use crate::{
     ConfigError, Error, FileError, InputError, ModelConfig, ModelFiles, Result,
     error::beginning,
     load::{CONFIG, ModelFolder},
+    text::ascii_word_piece::AsciiWordPiece,
     text::sentence_config::{Loader, SentenceConfig},
     text::sentence_piece::SentencePieceModel,
     text::tokenizer_class::{Algorithm, UnigramRules},
@@ -45,6 +46,10 @@ pub(crate) const VOCABULARIES: [&str; 6] = [
     UnigramRules::Albert.model_file(),
     UnigramRules::Deberta.model_file(),
 ];
+
+/// The maximum length of texts for a model that has none. Clients of a server read it as JSON, in
+/// which larger integers are not exact.
+pub(crate) const UNLIMITED: usize = i32::MAX as usize;
 
 /// Vocabulary files that only some classes read, and what to do if the class is not one of them.
 const FILES_OF_CLASSES: [(&str, &str); 5] = [
@@ -91,6 +96,8 @@ pub struct TextTokenizer {
     special_ids: BTreeSet<u32>,
     /// Whether long texts can be tokenized in chunks.
     can_split: bool,
+    /// The rules for ASCII texts, if they are BERT's.
+    ascii: Option<Arc<AsciiWordPiece>>,
 }
 
 /// The tokens of one text or of one pair of texts, special tokens included.
@@ -241,6 +248,7 @@ impl TextTokenizer {
             special_ids: special_ids.collect(),
             // A damaged tokenizer that panics here also does so when it is used, which is an error.
             can_split: guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false),
+            ascii: AsciiWordPiece::new(&tokenizer).map(Arc::new),
             tokenizer: Arc::new(tokenizer),
             max_seq_length,
             max_characters: usize::MAX,
@@ -297,8 +305,9 @@ impl TextTokenizer {
             pad_id: 0,
             special_ids: BTreeSet::new(),
             can_split: guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false),
+            ascii: AsciiWordPiece::new(&tokenizer).map(Arc::new),
             tokenizer: Arc::new(tokenizer),
-            max_seq_length: limit.unwrap_or(usize::MAX),
+            max_seq_length: limit.unwrap_or(UNLIMITED),
             max_characters,
             max_length_path,
             mask_token: String::new(),
@@ -469,14 +478,18 @@ impl TextTokenizer {
         let room = self.max_seq_length - self.special_token_count();
         self.for_each_text(texts, |text| {
             let (mut windows, mut rest) = (vec![], vec![]);
-            self.for_each_chunk(text, encode_ids, |_, tokens| {
-                rest.extend_from_slice(tokens.get_ids());
-                let full = rest.len().saturating_sub(1) / room * room; // the last one may grow
-                for ids in rest.drain(..full).as_slice().chunks(room) {
-                    windows.push(self.sequence(ids.to_vec())?);
-                }
-                Ok(())
-            })?;
+            self.for_each_chunk(
+                text,
+                |chunk| self.chunk_ids(chunk),
+                |_, ids: &Vec<u32>| {
+                    rest.extend_from_slice(ids);
+                    let full = rest.len().saturating_sub(1) / room * room; // the last one may grow
+                    for ids in rest.drain(..full).as_slice().chunks(room) {
+                        windows.push(self.sequence(ids.to_vec())?);
+                    }
+                    Ok(())
+                },
+            )?;
             windows.push(self.sequence(rest)?);
             Ok(windows)
         })
@@ -512,18 +525,25 @@ impl TextTokenizer {
 
     /// Calls `encode` for the chunks of a text, and `add` for each chunk and its tokens, in the
     /// order of the text.
-    fn for_each_chunk(
+    fn for_each_chunk<T: Send>(
         &self,
         text: &str,
-        encode: impl Fn(&Tokenizer, &str) -> tokenizers::Result<Encoding> + Sync,
-        mut add: impl FnMut(&str, &Encoding) -> Result<()>,
+        encode: impl Fn(&str) -> Result<T> + Sync,
+        mut add: impl FnMut(&str, &T) -> Result<()>,
     ) -> Result<()> {
-        let encode = |chunk: &str| self.guarded(|tokenizer| encode(tokenizer, chunk));
         if self.can_split {
             chunks::for_each_chunk(text, encode, add)
         } else {
             add(text, &encode(text)?)
         }
+    }
+
+    /// The token ids of a chunk, without special tokens.
+    fn chunk_ids(&self, chunk: &str) -> Result<Vec<u32>> {
+        if let Some(ids) = self.ascii.as_ref().and_then(|rules| rules.ids(&self.tokenizer, chunk)) {
+            return Ok(ids);
+        }
+        Ok(self.guarded(|tokenizer| tokenizer.encode_fast(chunk, false))?.get_ids().to_vec())
     }
 
     /// The token ids of a text, without special tokens, truncated to `max` tokens.
@@ -532,25 +552,32 @@ impl TextTokenizer {
         let (text, rest) = split_at_character(text, self.max_characters);
         if !rest.is_empty() {
             // Tokens that are not computed for the vector; they are counted for warnings.
-            self.for_each_chunk(rest, encode_ids, |_, tokens| {
-                all += tokens.len();
-                Ok(())
-            })?;
+            self.for_each_chunk(
+                rest,
+                |chunk| self.chunk_ids(chunk),
+                |_, ids| {
+                    all += ids.len();
+                    Ok(())
+                },
+            )?;
         }
-        self.for_each_chunk(text, encode_ids, |_, tokens| {
-            let more = tokens.get_ids();
-            all += more.len();
-            match self.truncation_side {
-                TruncationDirection::Right => {
-                    ids.extend_from_slice(&more[..more.len().min(max - ids.len())]);
+        self.for_each_chunk(
+            text,
+            |chunk| self.chunk_ids(chunk),
+            |_, more| {
+                all += more.len();
+                match self.truncation_side {
+                    TruncationDirection::Right => {
+                        ids.extend_from_slice(&more[..more.len().min(max - ids.len())]);
+                    }
+                    TruncationDirection::Left => {
+                        ids.extend_from_slice(&more[more.len().saturating_sub(max)..]);
+                        ids.drain(..ids.len().saturating_sub(max));
+                    }
                 }
-                TruncationDirection::Left => {
-                    ids.extend_from_slice(&more[more.len().saturating_sub(max)..]);
-                    ids.drain(..ids.len().saturating_sub(max));
-                }
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         Ok(TextIds { ids, all })
     }
 
@@ -808,9 +835,9 @@ impl TextTokenizer {
         // post-processor subtracts at each call, so the offsets are read before the special tokens
         // are added.
         let encode =
-            |tokenizer: &Tokenizer, chunk: &str| tokenizer.encode_char_offsets(chunk, false);
+            |chunk: &str| self.guarded(|tokenizer| tokenizer.encode_char_offsets(chunk, false));
         let mut before = 0;
-        self.for_each_chunk(text, encode, |chunk, tokens| {
+        self.for_each_chunk(text, encode, |chunk, tokens: &Encoding| {
             let starts = chunk.char_indices().map(|(byte, _)| before + byte);
             let starts: Vec<usize> = starts.chain([before + chunk.len()]).collect();
             let byte = |character: usize| starts[character.min(starts.len() - 1)];
@@ -966,11 +993,6 @@ fn median_characters(tokenizer: &Tokenizer) -> usize {
     lengths.sort_unstable();
     let n = lengths.len();
     if n == 0 { 0 } else { (lengths[(n - 1) / 2] + lengths[n / 2]) / 2 }
-}
-
-/// The tokens of a text, without special tokens. Of the encoding, only the ids are used.
-fn encode_ids(tokenizer: &Tokenizer, text: &str) -> tokenizers::Result<Encoding> {
-    tokenizer.encode_fast(text, false)
 }
 
 /// Calls `f`. Returns an error if it panics: the `tokenizers` crate panics if the rules in the file
@@ -1198,6 +1220,39 @@ mod tests {
         }
         let load = |folder| TextTokenizer::from_files(&ModelFiles::dir(folder)?, &config);
         folders.iter().map(load).collect()
+    }
+
+    #[test]
+    fn ascii_texts_have_the_token_ids_of_the_library() -> Result<()> {
+        let parts = [
+            "face", " ", "CAB", "bad", "[MASK]", "[UNK", "##a", "\t", "\r\n", "\u{b}", "\0",
+            "\u{7f}", "a", "b", "zz", "'s", "...", "Q", "9", "_x", "é",
+        ];
+        let (mut random, mut fast) = (7u64, 0);
+        let mut next = || {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) as usize
+        };
+        let all = tokenizers()?;
+        for tokenizer in all.iter().filter(|tokenizer| tokenizer.ascii.is_some()) {
+            for i in 0..3000 {
+                let mut text = "a".repeat(if i % 50 == 0 { 95 + next() % 10 } else { 0 });
+                for _ in 0..next() % 12 {
+                    match next() % 3 {
+                        0 => text.push(char::from((next() % 95 + 32) as u8)),
+                        _ => text += parts[next() % parts.len()],
+                    }
+                }
+                let library = tokenizer.guarded(|library| library.encode_fast(&*text, false))?;
+                let rules = tokenizer.ascii.as_ref().unwrap();
+                if let Some(ids) = rules.ids(&tokenizer.tokenizer, &text) {
+                    assert_eq!(ids, library.get_ids(), "{text:?}, {}", tokenizer.path);
+                    fast += 1;
+                }
+            }
+        }
+        assert!(fast > 3000, "{fast}");
+        Ok(())
     }
 
     #[test]
