@@ -119,7 +119,7 @@ fn sentences_equal_sentence_transformers() -> Result {
     }
     for (i, tokens) in tokens.iter().enumerate().take(3) {
         let ids = Tensor::new(&tokens.input_ids[..], &Cpu)?.unsqueeze(0)?;
-        let (out, all) = embedder.encoder().forward_all(&ids, None, &AttentionMask::none())?;
+        let (out, all) = embedder.encoder()?.forward_all(&ids, None, &AttentionMask::none())?;
         for (stage, got) in [
             ("embeddings", &all.hidden_states[0]),
             ("layer_0_attention", &all.attentions[0]),

@@ -90,6 +90,21 @@ fn sparse_vectors_equal_sentence_transformers() -> Result {
     Ok(())
 }
 
+#[test]
+fn sparse_vectors_of_a_published_model_equal_sentence_transformers() -> Result {
+    let file = Golden::open("splade_tiny/expected.safetensors")?;
+    let texts = fs::read_to_string(golden("splade_tiny/sentences.txt"))?;
+    let texts: Vec<&str> = texts.lines().collect();
+    let files = ModelFiles::dir("weights/splade-tiny-msmarco")?;
+    assert_eq!(EmbeddingKind::from_files(&files)?, EmbeddingKind::Sparse);
+    let model = SparseEmbedder::from_files(&files, &LoadOptions::default())?;
+    for (case, prompt) in [("query", Prompt::Query), ("document", Prompt::Document)] {
+        let vectors = model.embed(&texts, EmbedOptions::new().with_prompt(prompt))?;
+        assert_vectors(case, &vectors, &expected(&file, case)?);
+    }
+    Ok(())
+}
+
 /// The bits of a vector do not depend on the other texts, in any precision.
 #[test]
 fn a_sparse_vector_does_not_depend_on_its_batch() -> Result {

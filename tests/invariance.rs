@@ -75,7 +75,7 @@ proptest! {
     ) {
         let Reference { texts, precisions } = reference();
         for (precision, embedder, _) in precisions {
-            let (tokenizer, model) = (embedder.tokenizer(), embedder.encoder());
+            let (tokenizer, model) = (embedder.tokenizer(), embedder.encoder()?);
             let ids = |text: &str| Ok::<_, encoder::Error>(tokenizer.encode(&[text])?.remove(0).input_ids);
             let (ids, other) = (ids(&texts[text.index(texts.len())])?, ids("another sequence")?);
             let t = ids.len().max(other.len()) + padding;

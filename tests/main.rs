@@ -17,6 +17,7 @@ mod golden_heads;
 mod golden_multi_vector;
 mod golden_sentence;
 mod golden_sparse;
+mod golden_static;
 #[cfg(feature = "hub")]
 mod hub;
 mod invariance;

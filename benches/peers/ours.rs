@@ -97,7 +97,7 @@ fn serve(
                 "{system} computes {model} in f32 only: got {dtype}"
             );
             *cases = match (system, &model[..]) {
-                ("ours", "minilm") => embeddings(&hf, &names, precision)?,
+                ("ours", "minilm" | "static") => embeddings(&hf, &names, precision)?,
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("ours", "search") => search(&folder, &names)?,
                 ("ours", "sparse-search") => sparse_search(&folder, &names)?,

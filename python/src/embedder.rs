@@ -255,7 +255,7 @@ fn hidden_states(
     for text in tokens {
         batch.push(&text.input_ids, &text.token_type_ids)?;
     }
-    let hidden = embedder.encoder().forward_ragged(&batch)?.to_dtype(DType::F32)?; // (N, E)
+    let hidden = embedder.encoder()?.forward_ragged(&batch)?.to_dtype(DType::F32)?; // (N, E)
     let states = batch.offsets().windows(2).map(|at| {
         let (len, width) = (at[1] - at[0], hidden.dim(1)?);
         let values = hidden.narrow(0, at[0], len)?.flatten_all()?.to_vec1()?;

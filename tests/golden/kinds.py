@@ -1,9 +1,9 @@
 """Creates the golden files in sparse/ and static/: small random checkpoints of sparse encoders and
-of static embeddings, with the results of sentence-transformers and model2vec. Run from the
-repository's root:
+of static embeddings, with the results of sentence-transformers and model2vec; and those in
+splade_tiny/: vectors of the sparse encoder in weights/. Run from the repository's root:
 
     pip install -r tests/golden/requirements.txt
-    python tests/golden/kinds.py [sparse|static ...]
+    python tests/golden/kinds.py [sparse|splade_tiny|static ...]
 
 late_interaction.py creates the models that return a vector per token.
 """
@@ -288,6 +288,17 @@ def sparse():
     write(folder / "expected.json", {"texts": TEXTS, "decoded": decoded})
 
 
+def splade_tiny():
+    """Vectors of real sentences by the published model in weights/."""
+    folder, model = HERE / "splade_tiny", HERE.parents[1] / "weights/splade-tiny-msmarco"
+    texts = (folder / "sentences.txt").read_text().splitlines()
+    model = SparseEncoder(
+        str(model), device="cpu", local_files_only=True, model_kwargs={"torch_dtype": "float32"}
+    )
+    tensors = rows("document", model.encode_document(texts))
+    save(folder / "expected.safetensors", tensors | rows("query", model.encode_query(texts)))
+
+
 def static():
     """Mean token vectors: folders of sentence-transformers and of model2vec. A model2vec folder has
     the results of model2vec, and those of sentence-transformers, which keeps unknown tokens."""
@@ -353,4 +364,4 @@ def run(kinds):
 
 
 if __name__ == "__main__":
-    run({"sparse": sparse, "static": static})
+    run({"sparse": sparse, "splade_tiny": splade_tiny, "static": static})

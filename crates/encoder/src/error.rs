@@ -481,6 +481,13 @@ pub enum InputError {
         index: usize,
     },
 
+    /// The hidden states or the attention weights of a model without an encoder.
+    #[error(
+        "the model is a StaticEmbedding: expected a transformer, since only a transformer has \
+         hidden states and attention weights"
+    )]
+    NoEncoder,
+
     /// All tokens of a text belong to its prompt, which pooling excludes.
     #[error(
         "a text has no tokens after its prompt: expected at least 1 (pooling excludes the prompt), \

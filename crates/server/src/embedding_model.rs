@@ -47,8 +47,8 @@ pub trait EmbeddingModel: Embed + HasPrompts {
     /// What the rows are, for errors.
     const ROWS: &'static str;
 
-    /// The encoder.
-    fn encoder(&self) -> &EncoderModel;
+    /// The encoder; `None` for a model without one.
+    fn encoder(&self) -> Option<&EncoderModel>;
 
     /// The model that truncates long texts on this side.
     fn with_truncation_side(self, side: TruncationSide) -> Self;
@@ -75,8 +75,8 @@ impl EmbeddingModel for Embedder {
     const ROUTE: &'static str = "/embed";
     const ROWS: &'static str = "dense vectors";
 
-    fn encoder(&self) -> &EncoderModel {
-        self.encoder()
+    fn encoder(&self) -> Option<&EncoderModel> {
+        self.encoder().ok()
     }
 
     fn with_truncation_side(self, side: TruncationSide) -> Self {
@@ -101,8 +101,8 @@ impl EmbeddingModel for SparseEmbedder {
     const ROUTE: &'static str = "/embed_sparse";
     const ROWS: &'static str = "sparse vectors";
 
-    fn encoder(&self) -> &EncoderModel {
-        self.encoder()
+    fn encoder(&self) -> Option<&EncoderModel> {
+        Some(self.encoder())
     }
 
     fn with_truncation_side(self, side: TruncationSide) -> Self {
@@ -127,8 +127,8 @@ impl EmbeddingModel for MultiVectorEmbedder {
     const ROUTE: &'static str = "/embed_all";
     const ROWS: &'static str = "a vector per token";
 
-    fn encoder(&self) -> &EncoderModel {
-        self.encoder()
+    fn encoder(&self) -> Option<&EncoderModel> {
+        Some(self.encoder())
     }
 
     fn with_truncation_side(self, side: TruncationSide) -> Self {

@@ -292,7 +292,7 @@ impl From<encoder::Error> for Failure {
                 | I::NoMask { .. }
                 | I::Id { .. }
                 | I::UnknownToken { .. } => Kind::Tokenizer,
-                I::NoPrompt { .. } | I::Dimension { .. } => Kind::Invalid,
+                I::NoPrompt { .. } | I::Dimension { .. } | I::NoEncoder => Kind::Invalid,
                 _ => Kind::Backend,
             },
             _ => Kind::Backend,

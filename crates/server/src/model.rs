@@ -38,7 +38,8 @@ pub struct Model {
     /// Distinguishes loaded models: a model that is loaded again has a new number.
     number: u64,
     task: Task,
-    attention: AttentionReader,
+    /// `None` for a model without an encoder.
+    attention: Option<AttentionReader>,
     precision: Precision,
     created: SystemTime,
 }
@@ -50,7 +51,8 @@ pub(crate) struct Task {
     /// The route of this task.
     pub route: String,
     pub tokenizer: TextTokenizer,
-    pub encoder: EncoderModel,
+    /// `None` for an embedding model without an encoder.
+    pub encoder: Option<EncoderModel>,
     /// The length of the vectors of an embedding model.
     pub dimension: Option<usize>,
     /// The labels of a classifier.
@@ -137,7 +139,9 @@ impl Model {
     ) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let task = Task::from_files(files, embedding, options)?;
-        let attention = AttentionReader::from_encoder(task.encoder.clone(), task.tokenizer.clone());
+        let encoder = task.encoder.clone();
+        let attention =
+            encoder.map(|encoder| AttentionReader::from_encoder(encoder, task.tokenizer.clone()));
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let precision = options.precision;
         Ok(Self { number, task, attention, precision, created: SystemTime::now() })
@@ -176,8 +180,10 @@ impl Model {
         &self.task.tokenizer
     }
 
-    pub(crate) fn attention(&self) -> &AttentionReader {
-        &self.attention
+    /// # Errors
+    /// [`encoder::InputError::NoEncoder`] for a model without an encoder.
+    pub(crate) fn attention(&self) -> encoder::Result<&AttentionReader> {
+        Ok(self.attention.as_ref().ok_or(encoder::InputError::NoEncoder)?)
     }
 
     /// When the model was loaded, in seconds since 1970.
@@ -188,7 +194,7 @@ impl Model {
     /// Computes two sequences of padding tokens, of length 1 and of up to 128, so that scratch
     /// buffers are allocated and, on a GPU, the kernels are compiled before the first request.
     pub(crate) fn warm_up(&self) -> encoder::Result<()> {
-        let model = &self.task.encoder;
+        let Some(model) = &self.task.encoder else { return Ok(()) };
         let id = self.tokenizer().pad_token_id();
         for length in [1, self.max_input_length().min(128)] {
             let mut batch = RaggedBatch::default();
@@ -215,8 +221,11 @@ impl Model {
     }
 
     /// The computation of the last hidden states.
-    pub(crate) fn states(&self) -> Target<Vec<f32>> {
-        self.target(KeyKind::States, States(self.task.encoder.clone()))
+    ///
+    /// # Errors
+    /// [`encoder::InputError::NoEncoder`] for a model without an encoder.
+    pub(crate) fn states(&self) -> encoder::Result<Target<Vec<f32>>> {
+        Ok(self.target(KeyKind::States, States(self.task.encoder()?.clone())))
     }
 
     /// The computation of the values of the model's task.
@@ -293,7 +302,7 @@ impl Task {
             name: E::TASK,
             route: E::ROUTE.to_string(),
             tokenizer: model.tokenizer().clone(),
-            encoder: model.encoder().clone(),
+            encoder: model.encoder().cloned(),
             dimension: Some(model.dimension()),
             labels: vec![],
             prompts: Some(model.clone()),
@@ -309,7 +318,7 @@ impl Task {
             name: P::TASK,
             route: format!("/{}", P::COMMAND.replace('-', "_")),
             tokenizer: pipeline.tokenizer().clone(),
-            encoder: pipeline.encoder().clone(),
+            encoder: Some(pipeline.encoder().clone()),
             dimension: None,
             labels: pipeline.label_names().to_vec(),
             prompts: classifier.ok().map(|model: Arc<TextClassifier>| model as _),
@@ -320,6 +329,12 @@ impl Task {
     /// The task with its route, for errors.
     pub fn described(&self) -> String {
         format!("{} ({})", self.name, self.route)
+    }
+
+    /// # Errors
+    /// [`encoder::InputError::NoEncoder`] for a model without an encoder.
+    pub fn encoder(&self) -> encoder::Result<&EncoderModel> {
+        Ok(self.encoder.as_ref().ok_or(encoder::InputError::NoEncoder)?)
     }
 
     /// The pipeline, if it has this type.

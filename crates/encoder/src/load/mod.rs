@@ -28,6 +28,7 @@ pub(crate) use names::{
     Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
 };
 pub(crate) use save::write;
+pub(crate) use tensor_info::TensorInfo;
 pub(crate) use weights::WeightFiles;
 
 pub use files::ModelFiles;

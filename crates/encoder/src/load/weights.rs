@@ -7,7 +7,8 @@ use std::{
     path::Path,
 };
 
-use safetensors::{SafeTensorError, tensor::Metadata};
+use ops::{f32_from_bf16, f32_from_f16};
+use safetensors::{Dtype, SafeTensorError, tensor::Metadata};
 use serde::Deserialize;
 
 use super::{
@@ -162,6 +163,28 @@ impl WeightFiles {
         let start = tensor.start + (index * len * size_of::<f32>()) as u64;
         let values = shard.file.f32_at(start, len);
         values.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
+    }
+
+    /// The values of a tensor of floats or signed bytes, as f32 in row-major order; `None` for
+    /// another dtype.
+    ///
+    /// # Errors
+    /// The errors of [`Self::data`].
+    pub(crate) fn to_f32(&self, name: &str, tensor: &TensorInfo) -> Result<Option<Vec<f32>>> {
+        if tensor.dtype == Dtype::F32 && tensor.strides.is_none() {
+            return self.f32_values(name, tensor, None).map(Some);
+        }
+        let data = self.data(name, tensor)?;
+        Ok(Some(match tensor.dtype {
+            Dtype::F32 => data.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect(),
+            Dtype::F64 => {
+                data.as_chunks().0.iter().map(|&x| f64::from_le_bytes(x) as f32).collect()
+            }
+            Dtype::F16 => f32_from_f16(data.as_chunks().0),
+            Dtype::BF16 => f32_from_bf16(data.as_chunks().0),
+            Dtype::I8 => data.iter().map(|&x| f32::from(x as i8)).collect(),
+            _ => return Ok(None),
+        }))
     }
 
     /// The tensor's bytes in row-major order.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use ops::l2_normalize;
 
 use crate::{
@@ -11,20 +11,24 @@ use crate::{
     load::{ModelFolder, Read},
     models::encoder_model::no_rows,
     models::ragged_batch::TOKEN_BUDGET,
-    pipelines::modules::{Chain, Module, transformer},
+    pipelines::modules::{Chain, Module, check_pooling, transformer},
+    pipelines::static_embedding::StaticEmbedding,
     pipelines::tokenized_texts::{
-        Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches, tokens_from_ids,
+        Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches, in_chunks, tokens_from_ids,
     },
     pipelines::with_tokenizer::with_tokenizer,
     text::prompts::{Prompts, loader},
     text::sentence_config::Loader,
+    text::tokenizer::UNLIMITED,
     text::tokenizer_config,
 };
 
 /// The similarity functions of sentence-transformers, the default first.
 const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
 
-/// A sentence embedding model: tokenizer, encoder, pooling, and the modules after the pooling.
+/// A sentence embedding model: tokenizer, encoder, pooling, and the modules after the pooling. In
+/// place of encoder and pooling, a model can have a table of token vectors, whose mean is the vector
+/// of a text: the `StaticEmbedding` of sentence-transformers, and the models of model2vec.
 ///
 /// # Examples
 /// ```
@@ -43,9 +47,8 @@ const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
 #[derive(Clone, Debug)]
 pub struct Embedder {
     tokenizer: TextTokenizer,
-    model: EncoderModel,
+    model: Model,
     report: LoadReport,
-    pooling: Pooling,
     modules: Vec<Module>,
     prompts: Prompts,
     /// The length of the vectors after the last module.
@@ -55,6 +58,61 @@ pub struct Embedder {
     /// Whether truncated vectors are normalised again if the last module normalises.
     renormalizes: bool,
     token_budget: usize,
+}
+
+/// The part of an embedder that computes a vector per text.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a process has few embedders")]
+enum Model {
+    Transformer { encoder: EncoderModel, pooling: Pooling },
+    Static(StaticEmbedding),
+}
+
+impl Model {
+    /// The number of token ids.
+    fn vocab_size(&self) -> usize {
+        match self {
+            Self::Transformer { encoder, .. } => encoder.config().vocab_size,
+            Self::Static(table) => table.tokens(),
+        }
+    }
+
+    /// The maximum number of tokens of a text.
+    fn max_tokens(&self) -> usize {
+        match self {
+            Self::Transformer { encoder, .. } => encoder.config().max_tokens(),
+            Self::Static(_) => UNLIMITED,
+        }
+    }
+
+    fn device(&self) -> &Device {
+        match self {
+            Self::Transformer { encoder, .. } => encoder.device(),
+            Self::Static(table) => table.device(),
+        }
+    }
+
+    /// Whether the tokens of a prompt are pooled.
+    fn includes_prompt(&self) -> bool {
+        match self {
+            Self::Transformer { pooling, .. } => pooling.includes_prompt(),
+            Self::Static(_) => true,
+        }
+    }
+
+    /// The vectors of sequences, before the other modules.
+    fn forward(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
+        match self {
+            Self::Transformer { encoder, pooling } => {
+                let (tokens, prompts): (Vec<&Tokens>, Vec<usize>) =
+                    sequences.iter().copied().unzip();
+                let batch = RaggedBatch::from_tokens(tokens)?;
+                let hidden = encoder.forward_ragged(&batch)?; // (N, E)
+                pooling.forward(&hidden, batch.offsets(), Some(&prompts)) // (B, E)
+            }
+            Self::Static(table) => table.forward(sequences),
+        }
+    }
 }
 
 /// The result of [`Embedder::embed_with`].
@@ -71,13 +129,21 @@ impl Embedder {
     /// `config.json`, `model.safetensors` and `tokenizer.json`, and the optional `2_Dense`,
     /// `sentence_bert_config.json` and `config_sentence_transformers.json`.
     ///
-    /// Pooling and the modules after it compute in f32 for every precision.
+    /// A folder whose first module is a StaticEmbedding has `model.safetensors` with
+    /// `embedding.weight`, or model2vec's `embeddings`, `mapping` and `weights`, and
+    /// `tokenizer.json`, of which everything but the special tokens around a text is used. A folder
+    /// of model2vec without `modules.json` has the rules of model2vec: unknown tokens are left out,
+    /// and `max_length` of `config.json` limits the tokens and the characters of a text.
+    ///
+    /// Token vectors, pooling and the modules after it compute in f32 for every precision. Token
+    /// vectors are averaged on the CPU for every device.
     ///
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
     /// [`crate::FileError::NoFile`] if `modules.json` or the pooling's config is missing;
-    /// [`crate::ConfigError::Unsupported`] unless the modules are a transformer, a [`Pooling`], and
-    /// then any of `Dense` and `Normalize`, or if `config_sentence_transformers.json` names an
+    /// [`crate::ConfigError::Unsupported`] unless the modules are a transformer and a [`Pooling`],
+    /// or a StaticEmbedding, and then any of `Dense` and `Normalize`, or for token vectors of
+    /// another layout, or if `config_sentence_transformers.json` names an
     /// unknown default prompt or a `truncate_dim` of 0; [`crate::ConfigError::Width`] if the size
     /// of a `Dense` module does not fit.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
@@ -100,9 +166,21 @@ impl Embedder {
         prompts: Prompts,
         options: &LoadOptions,
     ) -> Result<Self> {
-        let pooling = chain.pooling.clone();
-        let loader = Loader::SentenceTransformer;
-        let mut embedder = Self::without_modules(&chain.transformer, loader, pooling, options)?;
+        let mut embedder = match &chain.pooling {
+            Some(pooling) => {
+                let loader = Loader::SentenceTransformer;
+                Self::without_modules(&chain.first, loader, pooling.clone(), options)?
+            }
+            None => {
+                let (table, tokenizer, report) = StaticEmbedding::from_files(
+                    &chain.first,
+                    chain.static_rules()?,
+                    &options.device,
+                )?;
+                let width = table.dimension();
+                Self::from_parts(Model::Static(table), width, tokenizer, report)
+            }
+        };
         (embedder.modules, embedder.width) =
             chain.modules(embedder.width, Read::All, &options.device)?;
         embedder.with_settings(prompts)
@@ -123,7 +201,7 @@ impl Embedder {
     /// # Errors
     /// The errors of [`EncoderModel::from_dir`] and [`TextTokenizer::from_files`];
     /// [`crate::ConfigError::Unsupported`] for an unknown default prompt, for a `truncate_dim` of
-    /// 0, and for a chat template in a folder without `modules.json`, since sentence-transformers
+    /// 0, for a StaticEmbedding in place of a transformer, and for a chat template in a folder without `modules.json`, since sentence-transformers
     /// would format the texts with it.
     pub fn from_transformer(
         files: &ModelFiles,
@@ -131,6 +209,7 @@ impl Embedder {
         options: &LoadOptions,
     ) -> Result<Self> {
         let files = &ModelFolder::new(files);
+        check_pooling(files, &pooling)?;
         let model_files = transformer(files)?;
         if loader(files)? == Loader::SentenceTransformer {
             let loader = Loader::SentenceTransformer;
@@ -151,22 +230,29 @@ impl Embedder {
         options: &LoadOptions,
     ) -> Result<Self> {
         let load = || EncoderModel::load(files, options);
-        let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
-        let width = pooling.dimension(model.config().hidden_size);
-        let (modules, prompts, token_budget) = (vec![], Prompts::without_file(), TOKEN_BUDGET);
-        let dimension = width;
-        Ok(Self {
+        let ((encoder, report), tokenizer) = with_tokenizer(files, loader, load)?;
+        let width = pooling.dimension(encoder.config().hidden_size);
+        Ok(Self::from_parts(Model::Transformer { encoder, pooling }, width, tokenizer, report))
+    }
+
+    /// A model of vectors of length `width`, without further modules and prompts.
+    fn from_parts(
+        model: Model,
+        width: usize,
+        tokenizer: TextTokenizer,
+        report: LoadReport,
+    ) -> Self {
+        Self {
             tokenizer,
             model,
             report,
-            pooling,
-            modules,
-            prompts,
+            modules: vec![],
+            prompts: Prompts::without_file(),
             width,
-            dimension,
+            dimension: width,
             renormalizes: false,
-            token_budget,
-        })
+            token_budget: TOKEN_BUDGET,
+        }
     }
 
     /// Sets the maximum number of tokens per batch. A longer text is a batch of its own.
@@ -194,7 +280,7 @@ impl Embedder {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
-        let max = self.model.config().max_tokens();
+        let max = self.model.max_tokens();
         Ok(Self {
             tokenizer: self.tokenizer.with_max_seq_length_within(max_seq_length, max)?,
             ..self
@@ -293,8 +379,14 @@ impl Embedder {
     }
 
     /// The encoder.
-    pub fn encoder(&self) -> &EncoderModel {
-        &self.model
+    ///
+    /// # Errors
+    /// [`InputError::NoEncoder`] if the model has a table of token vectors instead.
+    pub fn encoder(&self) -> Result<&EncoderModel> {
+        match &self.model {
+            Model::Transformer { encoder, .. } => Ok(encoder),
+            Model::Static(_) => Err(InputError::NoEncoder.into()),
+        }
     }
 
     /// The report on the loaded checkpoint.
@@ -386,11 +478,14 @@ impl Embedder {
         texts: &[S],
         options: EmbedOptions,
     ) -> Result<TokenizedTexts> {
-        let tokenized = TokenizedTexts::new(&self.tokenizer, &self.prompts, texts, options)?;
+        let tokenized = match self.model {
+            Model::Transformer { .. } => TokenizedTexts::new,
+            Model::Static(_) => TokenizedTexts::with_empty_texts,
+        }(&self.tokenizer, &self.prompts, texts, options)?;
         let (got, max) = (tokenized.prompt, self.tokenizer.max_seq_length());
         let is_first_window_without_text =
             options.long_texts == LongTexts::Windows && got > 0 && got + 1 >= max;
-        if is_first_window_without_text && !self.pooling.includes_prompt() {
+        if is_first_window_without_text && !self.model.includes_prompt() {
             return Err(InputError::LongPrompt { got, max }.into());
         }
         Ok(tokenized)
@@ -415,7 +510,7 @@ impl Embedder {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
-        tokens_from_ids(input_ids, self.model.config(), &self.tokenizer)
+        tokens_from_ids(input_ids, self.model.vocab_size(), &self.tokenizer)
     }
 
     /// The second half of [`Self::embed_with`]: computes the vectors, each batch within `run`.
@@ -499,7 +594,10 @@ impl Embedder {
 
     /// The weight of a window in the mean over the windows of a text.
     fn window_weight(&self, window: &Tokens, prompt: usize) -> f32 {
-        let excluded = if self.pooling.includes_prompt() { 0 } else { prompt };
+        if let Model::Static(table) = &self.model {
+            return table.pooled(window).count() as f32;
+        }
+        let excluded = if self.model.includes_prompt() { 0 } else { prompt };
         // A special token at the beginning is counted among the special tokens too.
         let counted = self.tokenizer.starts_with_special_token(&window.input_ids);
         let excluded = excluded.saturating_sub(usize::from(counted));
@@ -532,7 +630,9 @@ impl Embedder {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn embed_sequences(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
-        if let Some(index) = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty()) {
+        if let Some(index) = sequences.iter().position(|(tokens, _)| tokens.input_ids.is_empty())
+            && self.encoder().is_ok()
+        {
             return Err(InputError::EmptySequence { index }.into());
         }
         self.embed_within(sequences, &mut |batch| batch())
@@ -545,20 +645,20 @@ impl Embedder {
         run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Tensor> {
         let compute = |batch: &[(&Tokens, usize)]| self.embed_batch(batch);
-        let (embeddings, rows) = in_batches(sequences, self.token_budget, run, compute)?;
-        if embeddings.is_empty() {
+        if sequences.is_empty() {
             return Ok(no_rows(self.dimension(), DType::F32, self.model.device())?);
         }
+        if let Model::Static(_) = self.model {
+            return Ok(Tensor::cat(&in_chunks(sequences, run, compute)?, 0)?); // (B, E)
+        }
+        let (embeddings, rows) = in_batches(sequences, self.token_budget, run, compute)?;
         let rows = Tensor::from_slice(&rows, rows.len(), self.model.device())?;
         Ok(Tensor::cat(&embeddings, 0)?.index_select(&rows, 0)?) // (B, E)
     }
 
     /// [`Self::embed_sequences`] for one batch.
     fn embed_batch(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
-        let (tokens, prompts): (Vec<&Tokens>, Vec<usize>) = sequences.iter().copied().unzip();
-        let batch = RaggedBatch::from_tokens(tokens)?;
-        let hidden = self.model.forward_ragged(&batch)?; // (N, E)
-        let mut x = self.pooling.forward(&hidden, batch.offsets(), Some(&prompts))?; // (B, E)
+        let mut x = self.model.forward(sequences)?; // (B, E)
         for module in &self.modules {
             x = module.forward(&x)?;
         }

@@ -17,6 +17,7 @@ use crate::{
     models::{bert, encoder_model::has_pooler},
     pipelines::modules::{self, Chain, sparse_modules},
     pipelines::multi_vector_modules::MultiVectorModules,
+    pipelines::static_embedding::StaticEmbedding,
     text::{TextTokenizer, sentence_config::Loader, tokenizer::VOCABULARIES},
 };
 
@@ -178,6 +179,13 @@ impl Inspection {
         };
         let vocabulary = VOCABULARIES.into_iter().find(|file| has(&transformer, file));
         let is_chain = chain.is_ok() || has(files, "modules.json");
+        if let Ok(chain) = &chain
+            && chain.pooling.is_none()
+        {
+            let inspected = found.static_embedding(chain);
+            found.problems.extend(inspected.err().map(|error| error.to_string()));
+            return found;
+        }
         found.tokenizer = vocabulary;
         let hidden_size = match found.model(&transformer) {
             Ok(hidden_size) => hidden_size,
@@ -218,13 +226,8 @@ impl Inspection {
     fn model(&mut self, files: &ModelFolder) -> Result<Option<usize>> {
         check_no_adapter(files)?;
         let weights = Arc::new(WeightFiles::open(files)?);
-        self.weights = Some(weights.path().to_string());
+        self.tensors(&weights);
         let names = weights.names();
-        for name in &names {
-            let info = weights.info(name).expect("a name from weights.names()");
-            *self.dtypes.entry(format!("{:?}", info.dtype).to_lowercase()).or_default() += 1;
-            self.parameters += info.shape.iter().product::<usize>();
-        }
         let json = files.config()?;
         let keys: ArchitectureKeys = json.to()?;
         let (mut encoder, mut with_heads) = (None, vec![]);
@@ -320,6 +323,32 @@ impl Inspection {
         Ok(encoder.map(|config| config.encoder.hidden_size))
     }
 
+    /// Counts the tensors of each dtype, and their values.
+    fn tensors(&mut self, weights: &WeightFiles) {
+        self.weights = Some(weights.path().to_string());
+        for name in weights.names() {
+            let info = weights.info(name).expect("a name from weights.names()");
+            *self.dtypes.entry(format!("{:?}", info.dtype).to_lowercase()).or_default() += 1;
+            self.parameters += info.shape.iter().product::<usize>();
+        }
+    }
+
+    /// Inspects a StaticEmbedding and the modules after it.
+    fn static_embedding(&mut self, chain: &Chain) -> Result<()> {
+        let weights = WeightFiles::open(&chain.first)?;
+        self.tensors(&weights);
+        self.architecture = Some("static embedding".to_string());
+        self.modules = chain.describe();
+        let (width, report) = StaticEmbedding::inspect(&weights)?;
+        self.prefix = Some(String::new());
+        self.report = Some(report);
+        let tokenizer = TextTokenizer::for_static(&chain.first, chain.static_rules()?)?;
+        self.tokenizer = tokenizer.vocabulary_file();
+        chain.modules(width, Read::Header, &Device::Cpu)?;
+        self.runs_as.push("Embedder");
+        Ok(())
+    }
+
     /// Inspects the modules of a sentence-transformers folder.
     fn chain(&mut self, chain: &Chain, hidden_size: Option<usize>, has_vocabulary: bool) {
         self.modules = chain.describe();
@@ -327,7 +356,8 @@ impl Inspection {
             let expected = VOCABULARIES.join(", ");
             self.problems.push(format!("no tokenizer: expected one of {expected}"));
         }
-        let width = hidden_size.map(|width| chain.pooling.dimension(width));
+        let width = hidden_size.zip(chain.pooling.as_ref());
+        let width = width.map(|(width, pooling)| pooling.dimension(width));
         let modules = width.map(|width| chain.modules(width, Read::Header, &Device::Cpu));
         match modules {
             Some(Err(error)) => self.problems.push(error.to_string()),

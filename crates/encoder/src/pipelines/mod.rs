@@ -26,6 +26,7 @@ mod sparse_embedder;
 mod sparse_index;
 mod sparse_vector;
 mod splade;
+mod static_embedding;
 mod task;
 mod token_classifier;
 mod token_mask;

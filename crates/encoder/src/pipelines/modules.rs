@@ -13,7 +13,8 @@ use serde_json::Value;
 use crate::{
     Error, Pooling, Result,
     load::{ModelFolder, Read},
-    pipelines::{bge_m3, dense::Dense, splade::SpladePooling},
+    pipelines::{bge_m3, dense::Dense, splade::SpladePooling, static_embedding::Model2VecConfig},
+    text::tokenizer::StaticRules,
 };
 
 const FILE: &str = "modules.json";
@@ -205,7 +206,7 @@ impl SparseModules {
         match &self.documents {
             SparseDocuments::Splade { transformer, .. }
             | SparseDocuments::BgeM3 { transformer, .. } => transformer,
-            SparseDocuments::AutoEncoder { chain, .. } => &chain.transformer,
+            SparseDocuments::AutoEncoder { chain, .. } => &chain.first,
         }
     }
 
@@ -319,10 +320,12 @@ pub(crate) fn sparse_modules(files: &ModelFolder) -> Result<SparseModules> {
             SparseDocuments::BgeM3 { transformer, head: files.clone() }
         }
         None => match entries.pop() {
-            Some(last) if last.class() == "SparseAutoEncoder" => SparseDocuments::AutoEncoder {
-                chain: Chain::from_entries(files, entries)?.into(),
-                auto_encoder: files.folder(&last.path),
-            },
+            Some(last) if last.class() == "SparseAutoEncoder" && !is_static(&entries) => {
+                SparseDocuments::AutoEncoder {
+                    chain: Chain::from_entries(files, entries)?.into(),
+                    auto_encoder: files.folder(&last.path),
+                }
+            }
             last => {
                 entries.extend(last);
                 return Err(unsupported(files, &entries, expected));
@@ -390,12 +393,36 @@ pub(crate) fn check_cross_encoder(files: &ModelFolder) -> Result<()> {
     }
 }
 
-/// The transformer, the pooling, and the modules after the pooling.
+/// Checks that a pooling can be chosen: the texts of a StaticEmbedding have no hidden states.
+///
+/// # Errors
+/// [`crate::ConfigError::Unsupported`] for a StaticEmbedding; the errors of [`entries`].
+pub(crate) fn check_pooling(files: &ModelFolder, pooling: &Pooling) -> Result<()> {
+    let is_static = match entries(files)? {
+        Some(entries) => is_static(&entries),
+        None => Model2VecConfig::from_files(files)?.is_some(),
+    };
+    if is_static {
+        let expected = "no pooling, because the model is a StaticEmbedding, which averages the \
+                        vectors of a text's tokens";
+        return Err(Error::unsupported(files.path(FILE), "pooling", expected, pooling));
+    }
+    Ok(())
+}
+
+/// Whether the first module is a table of token vectors.
+fn is_static(entries: &[Entry]) -> bool {
+    entries.first().is_some_and(|entry| entry.class() == "StaticEmbedding")
+}
+
+/// The modules of a dense embedding model.
 pub(crate) struct Chain {
-    pub(crate) transformer: ModelFolder,
-    pub(crate) pooling: Pooling,
+    /// The folder of the first module: a transformer or a StaticEmbedding.
+    pub(crate) first: ModelFolder,
+    /// The pooling of a transformer. A StaticEmbedding has none: it computes a vector per text.
+    pub(crate) pooling: Option<Pooling>,
     files: ModelFolder,
-    /// The modules after the pooling.
+    /// The modules after the pooling or the StaticEmbedding.
     rest: Vec<Entry>,
 }
 
@@ -409,16 +436,45 @@ impl Chain {
         let expected = "the modules of a sentence-transformers model, which say how to pool; to \
                         use a model without this file, specify a pooling (--pooling of the \
                         command, pooling= in Python, Embedder::from_transformer in Rust)";
-        let entries = entries(files)?.ok_or_else(|| files.no_file(FILE, expected))?;
-        Self::from_entries(files, entries)
+        match entries(files)? {
+            Some(entries) => Self::from_entries(files, entries),
+            None => Self::of_model2vec(files)?.ok_or_else(|| files.no_file(FILE, expected)),
+        }
+    }
+
+    /// The modules of a model2vec folder without `modules.json`; `None` for another folder.
+    fn of_model2vec(files: &ModelFolder) -> Result<Option<Self>> {
+        let Some(config) = Model2VecConfig::from_files(files)? else { return Ok(None) };
+        let normalize =
+            Entry { class: "Normalize".to_string(), path: "1_Normalize".to_string(), name: None };
+        let rest = if config.normalize { vec![normalize] } else { vec![] };
+        Ok(Some(Self { first: files.clone(), pooling: None, files: files.clone(), rest }))
+    }
+
+    /// The rules by which the texts of a StaticEmbedding are tokenized: those of the library that
+    /// the folder's files name.
+    ///
+    /// # Errors
+    /// [`crate::FileError::Json`] for a damaged config of model2vec.
+    pub(crate) fn static_rules(&self) -> Result<StaticRules> {
+        if self.files.has(FILE)? {
+            return Ok(StaticRules::SentenceTransformers);
+        }
+        let config = Model2VecConfig::from_files(&self.files)?.unwrap_or_default();
+        Ok(StaticRules::Model2Vec { max_length: config.max_length })
     }
 
     /// [`Self::from_files`] with these entries of `modules.json`.
     fn from_entries(files: &ModelFolder, mut entries: Vec<Entry>) -> Result<Self> {
         let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
         let first: Vec<&str> = entries.iter().take(2).map(Entry::class).collect();
-        if first != ["Transformer", "Pooling"] || !entries.iter().skip(2).all(known) {
+        let is_static = is_static(&entries);
+        let own = if is_static { 1 } else { 2 };
+        if !(is_static || first == ["Transformer", "Pooling"])
+            || !entries.iter().skip(own).all(known)
+        {
             let expected = match first[..] {
+                ["StaticEmbedding", ..] => "StaticEmbedding and then any of Dense and Normalize",
                 ["Transformer"] => {
                     "a Pooling after the Transformer; specify a pooling (--pooling of the command, \
                      pooling= in Python, Embedder::from_transformer in Rust)"
@@ -427,25 +483,27 @@ impl Chain {
             };
             return Err(unsupported(files, &entries, expected));
         }
-        let rest = entries.split_off(2);
-        let pooling = files.folder(&entries[1].path);
-        let json = pooling.need_json("config.json", "the pooling modes")?;
+        let rest = entries.split_off(own);
+        let pooling = entries.get(1).map(|pooling| {
+            let files = files.folder(&pooling.path);
+            Pooling::read(&*files.need_json("config.json", "the pooling modes")?)
+        });
         Ok(Self {
-            transformer: transformer_files(files, &entries[0])?,
-            pooling: Pooling::read(&json)?,
+            pooling: pooling.transpose()?,
+            first: transformer_files(files, &entries[0])?,
             files: files.clone(),
             rest,
         })
     }
 
-    /// Descriptions of the modules after the transformer.
+    /// Descriptions of the modules after the first.
     pub(crate) fn describe(&self) -> Vec<String> {
         let rest = self.rest.iter().map(|entry| entry.class().to_string());
-        std::iter::once(self.pooling.to_string()).chain(rest).collect()
+        self.pooling.iter().map(Pooling::to_string).chain(rest).collect()
     }
 
-    /// Loads the modules after the pooling. `width` is the length of the pooled vectors. Also
-    /// returns the length of the last module's vectors.
+    /// Loads the modules after the pooling or the StaticEmbedding. `width` is the length of their
+    /// input vectors. Also returns the length of the last module's vectors.
     ///
     /// # Errors
     /// [`crate::ConfigError::Unsupported`] for a module with another input or output than

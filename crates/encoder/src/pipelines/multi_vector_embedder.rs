@@ -232,7 +232,7 @@ impl MultiVectorEmbedder {
     /// # Errors
     /// The errors of [`Embedder::tokens_from_ids`](crate::Embedder::tokens_from_ids).
     pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
-        tokens_from_ids(input_ids, self.model.config(), Embed::tokenizer(self))
+        tokens_from_ids(input_ids, self.model.config().vocab_size, Embed::tokenizer(self))
     }
 
     /// The vectors of each sequence, given as for

@@ -12,13 +12,13 @@ use super::{
     modules::{SparseDocuments, SparseModules, sparse_modules},
     sparse_auto_encoder::SparseAutoEncoder,
     splade::SpladePooling,
-    tokenized_texts::{Batch, TokenizedTexts, rows_in_batches, tokens_from_ids},
+    tokenized_texts::{Batch, TokenizedTexts, in_chunks, rows_in_batches, tokens_from_ids},
     with_tokenizer::with_tokenizer,
 };
 use crate::{
     ConfigError, EmbedOptions, EncoderForMaskedLm, EncoderModel, Error, InputError, LoadOptions,
-    LoadReport, ModelConfig, ModelFiles, Prompt, RaggedBatch, Result, SparseVector,
-    TEXTS_PER_CHUNK, TextRole, TextTokenizer, Tokens, TruncationSide,
+    LoadReport, ModelConfig, ModelFiles, Prompt, RaggedBatch, Result, SparseVector, TextRole,
+    TextTokenizer, Tokens, TruncationSide,
     load::{self, ModelFolder},
     models::ragged_batch::TOKEN_BUDGET,
     text::{prompts::Prompts, sentence_config::Loader},
@@ -173,7 +173,7 @@ impl SparseEmbedder {
                     &options.device,
                 )?;
                 max_active_dims = max_active_dims.or(Some(auto_encoder.count()));
-                (Documents::AutoEncoder { model, auto_encoder }, chain.transformer.config()?)
+                (Documents::AutoEncoder { model, auto_encoder }, chain.first.config()?)
             }
             SparseDocuments::BgeM3 { transformer, head } => {
                 let load = || EncoderModel::load(&transformer, options);
@@ -238,7 +238,9 @@ impl SparseEmbedder {
     pub fn encoder(&self) -> &EncoderModel {
         match &self.documents {
             Documents::Splade { model, .. } => model.encoder(),
-            Documents::AutoEncoder { model, .. } => model.encoder(),
+            Documents::AutoEncoder { model, .. } => {
+                model.encoder().expect("`sparse_modules` refuses a StaticEmbedding")
+            }
             Documents::BgeM3 { model, .. } => model,
         }
     }
@@ -303,7 +305,7 @@ impl SparseEmbedder {
     /// # Errors
     /// The errors of [`Embedder::tokens_from_ids`].
     pub fn tokens_from_ids(&self, input_ids: Vec<u32>) -> Result<Tokens> {
-        tokens_from_ids(input_ids, self.encoder().config(), Embed::tokenizer(self))
+        tokens_from_ids(input_ids, self.encoder().config().vocab_size, Embed::tokenizer(self))
     }
 
     /// The vector of each sequence, given as for [`Embedder::embed_sequences`]. `role` is
@@ -374,18 +376,11 @@ impl SparseEmbedder {
             let compute = |batch: &[(&Tokens, usize)]| self.compute(batch);
             return rows_in_batches(sequences, TOKEN_BUDGET, run, compute);
         };
-        let mut vectors = Vec::with_capacity(sequences.len());
-        for part in sequences.chunks(TEXTS_PER_CHUNK) {
-            let mut computed = None;
-            run(&mut || {
-                let vector =
-                    |(tokens, _): &(&Tokens, usize)| Ok(self.limited(queries.vector(tokens)?));
-                computed = Some(part.iter().map(vector).collect::<Result<Vec<_>>>()?);
-                Ok(())
-            })?;
-            vectors.extend(computed.ok_or(Error::Stopped)?);
-        }
-        Ok(vectors)
+        let compute = |chunk: &[(&Tokens, usize)]| {
+            let vectors = chunk.iter().map(|(tokens, _)| Ok(self.limited(queries.vector(tokens)?)));
+            vectors.collect::<Result<Vec<_>>>()
+        };
+        Ok(in_chunks(sequences, run, compute)?.into_iter().flatten().collect())
     }
 
     /// Sets the tokens of a vector, if they were asked for.

@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    EmbedOptions, EncoderConfig, Error, InputError, LongTexts, Result, TextRole, TextTokenizer,
-    Tokens, error::beginning, models::ragged_batch::within_budget, text::prompts::Prompts,
+    EmbedOptions, Error, InputError, LongTexts, Result, TextRole, TextTokenizer, Tokens,
+    error::beginning, models::ragged_batch::within_budget, text::prompts::Prompts,
 };
 
 /// Number of texts that are tokenized and computed together, where texts are a stream or a long
@@ -42,6 +42,24 @@ impl TokenizedTexts {
         texts: &[S],
         options: EmbedOptions,
     ) -> Result<Self> {
+        let tokenized = Self::with_empty_texts(tokenizer, prompts, texts, options)?;
+        let mut windows = tokenized.windows.iter();
+        if let Some(empty) = windows.position(|windows| windows[0].input_ids.is_empty()) {
+            return Err(InputError::NoTokens { text: beginning(texts[empty].as_ref()) }.into());
+        }
+        Ok(tokenized)
+    }
+
+    /// [`Self::new`] for a model in which a text may have no tokens.
+    ///
+    /// # Errors
+    /// The errors of [`Self::new`] except [`InputError::NoTokens`].
+    pub(crate) fn with_empty_texts<S: AsRef<str>>(
+        tokenizer: &TextTokenizer,
+        prompts: &Prompts,
+        texts: &[S],
+        options: EmbedOptions,
+    ) -> Result<Self> {
         let prompt = prompts.text(options.prompt)?;
         let (windows, prompt) = if prompt.is_empty() {
             (split(tokenizer, texts, options.long_texts)?, 0)
@@ -50,9 +68,6 @@ impl TokenizedTexts {
             let prompted: Vec<String> = prompted.collect();
             (split(tokenizer, &prompted, options.long_texts)?, tokenizer.prompt_length(prompt)?)
         };
-        if let Some(empty) = windows.iter().position(|windows| windows[0].input_ids.is_empty()) {
-            return Err(InputError::NoTokens { text: beginning(texts[empty].as_ref()) }.into());
-        }
         Ok(Self { prompt, ..Self::from_windows(tokenizer, windows, texts, options)? })
     }
 
@@ -124,16 +139,16 @@ impl TokenizedTexts {
     }
 }
 
-/// The tokens of a text that is given as ids, special tokens included.
+/// The tokens of a text that is given as ids below `size`, special tokens included.
 ///
 /// # Errors
 /// The errors of [`Embedder::tokens_from_ids`](crate::Embedder::tokens_from_ids).
 pub(crate) fn tokens_from_ids(
     input_ids: Vec<u32>,
-    config: &EncoderConfig,
+    size: usize,
     tokenizer: &TextTokenizer,
 ) -> Result<Tokens> {
-    let (size, max) = (config.vocab_size, tokenizer.max_seq_length());
+    let max = tokenizer.max_seq_length();
     if input_ids.is_empty() {
         return Err(InputError::EmptySequence { index: 0 }.into());
     }
@@ -237,12 +252,7 @@ pub(crate) fn in_batches<T: Send>(
     let mut results = vec![];
     for batch in within_budget(&order, &lengths, budget) {
         let batch: Vec<(&Tokens, usize)> = batch.iter().map(|&i| sequences[i]).collect();
-        let mut result = None;
-        run(&mut || {
-            result = Some(compute(&batch)?);
-            Ok(())
-        })?;
-        results.push(result.ok_or(Error::Stopped)?);
+        results.push(within(run, || compute(&batch))?);
     }
     let mut positions = vec![0; order.len()];
     for (position, i) in (0..).zip(order) {
@@ -265,6 +275,31 @@ pub(crate) fn rows_in_batches<R: Default + Send>(
     let mut rows: Vec<R> = rows.into_iter().flatten().collect();
     let take = |position: u32| std::mem::take(&mut rows[position as usize]);
     Ok(positions.into_iter().map(take).collect())
+}
+
+/// Computes sequences in chunks of [`TEXTS_PER_CHUNK`], in their order, each within `run`.
+///
+/// # Errors
+/// The errors of [`in_batches`].
+pub(crate) fn in_chunks<T: Send>(
+    sequences: &[(&Tokens, usize)],
+    run: &mut dyn FnMut(&mut Batch) -> Result<()>,
+    compute: impl Fn(&[(&Tokens, usize)]) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    sequences.chunks(TEXTS_PER_CHUNK).map(|chunk| within(run, || compute(chunk))).collect()
+}
+
+/// The result of `compute`, which `run` calls.
+fn within<T: Send>(
+    run: &mut dyn FnMut(&mut Batch) -> Result<()>,
+    compute: impl Fn() -> Result<T> + Sync,
+) -> Result<T> {
+    let mut result = None;
+    run(&mut || {
+        result = Some(compute()?);
+        Ok(())
+    })?;
+    result.ok_or(Error::Stopped)
 }
 
 /// The indices of `lengths` in descending order of length. The sort is stable.

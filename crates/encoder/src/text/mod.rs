@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+mod ascii_word_piece;
 mod byte_bpe;
 mod chunks;
 mod hash_order;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 use tokenizers::{
-    AddedToken,
+    AddedToken, Tokenizer,
     utils::truncation::{TruncationDirection, TruncationParams},
 };
 
@@ -26,6 +26,26 @@ pub(crate) struct TokenizerJson<M, N = IgnoredAny, P = IgnoredAny> {
 struct Truncation {
     #[serde(default)]
     direction: TruncationDirection,
+}
+
+/// The id of the unknown token that the model in a `tokenizer.json` names; `None` if it names none.
+///
+/// # Errors
+/// An error if the file cannot be parsed.
+pub(crate) fn unknown_id(json: &[u8], tokenizer: &Tokenizer) -> serde_json::Result<Option<u32>> {
+    #[derive(Deserialize)]
+    struct File {
+        model: Model,
+    }
+    #[derive(Deserialize)]
+    struct Model {
+        /// The key of Unigram models.
+        unk_id: Option<u32>,
+        /// The key of all other models.
+        unk_token: Option<String>,
+    }
+    let File { model } = serde_json::from_slice(json)?;
+    Ok(model.unk_id.or_else(|| tokenizer.token_to_id(&model.unk_token?)))
 }
 
 /// The type of the model in a `tokenizer.json`, such as `WordPiece`. Old versions of the

@@ -132,7 +132,7 @@ pub async fn attention(
     check_size("inputs", &inputs)?;
     pair.iter().try_for_each(|pair| check_size("pair", pair))?;
     let tokens = count_tokens(&app.tokenizer_pool, &model, &inputs, pair.as_deref()).await?;
-    let config = model.task().encoder.config();
+    let config = model.task().encoder()?.config();
     let heads = config.num_hidden_layers * config.num_attention_heads;
     check_response(heads * tokens.pow(2), "inputs")?;
     // The weights of each layer, and of all together.
@@ -144,7 +144,7 @@ pub async fn attention(
     };
     // A model of the server is an encoder, which has one kind of attention.
     let read =
-        move |text: String| Ok(reader.attention().read(&text, pair.as_deref())?.swap_remove(0));
+        move |text: String| Ok(reader.attention()?.read(&text, pair.as_deref())?.swap_remove(0));
     let mut results = app.engine.map(model.number(), vec![(tokens, inputs)], read).await?;
     let attention = results.swap_remove(0);
     let stats = RequestStats { model: name, texts: 1, tokens };

@@ -252,7 +252,7 @@ pub async fn states(
     texts: TextsOrIds,
     options: Options,
 ) -> Result<Outputs<Vec<f32>>, Failure> {
-    let field = options.field;
+    let (field, target) = (options.field, found.model.states()?);
     check_count(&app.limits, texts.lengths().len(), field)?;
     let tokenized = tokenize(&app.tokenizer_pool, &found.pipeline, texts, options).await;
     let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
@@ -261,7 +261,7 @@ pub async fn states(
     // An upper bound from the lengths of the texts would be several times too high. The tokens that
     // are in memory already take a hundredth of the states.
     let memory = app.memory.reserve(4 * values, field).await?;
-    compute(&app.engine, found.model.states(), sequences, memory).await
+    compute(&app.engine, target, sequences, memory).await
 }
 
 /// An upper bound of the memory of the sequences of texts that are truncated, in bytes. `lengths`
@@ -392,7 +392,9 @@ pub fn sequences(
     Ok(tokenized.into_iter().map(|(tokens, prompt)| Sequence { tokens, prompt }).collect())
 }
 
-/// The width of the hidden states.
+/// The width of the hidden states, or the length of the vectors of a model without hidden states.
 pub fn hidden_size(model: &Model) -> usize {
-    model.task().encoder.config().hidden_size
+    let encoder = model.task().encoder.as_ref();
+    let width = encoder.map(|encoder| encoder.config().hidden_size);
+    width.or(model.dimension()).unwrap_or_default()
 }
