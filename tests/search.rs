@@ -1,5 +1,5 @@
-//! `encodle search` in files of dense and of sparse vectors, compared with brute force; files of
-//! sparse vectors that other programs wrote.
+//! `encodle search` in files of dense, sparse and multi-vectors, compared with brute force; files
+//! of sparse vectors that other programs wrote.
 
 use std::{fs::File, path::Path, sync::Arc};
 
@@ -12,7 +12,7 @@ use arrow_cast::cast;
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{DataType, Field, Schema};
 use corpus::{StoredRow, VectorDtype, VectorFile};
-use encoder::SparseVector;
+use encoder::{MultiVector, SparseVector};
 use parquet::arrow::ArrowWriter;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -26,6 +26,8 @@ use crate::{
 
 /// A sparse model of 96 dimensions.
 const SPARSE: &str = "tests/golden/sparse/splade_max";
+/// A multi-vector model of 8 dimensions, whose queries have 12 vectors.
+const MULTI: &str = "tests/golden/multi_vector/expansion";
 const ROWS: usize = 10_000;
 const QUERIES: [&str; 3] = ["a bad cab", "h", "cab"];
 
@@ -185,6 +187,46 @@ fn search_equals_brute_force_in_10_000_rows() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn search_by_max_sim_equals_brute_force_in_10_000_rows() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let mut random = ChaCha8Rng::seed_from_u64(1);
+    let rows = copies(|| {
+        let count = 8 * random.random_range(0..7);
+        // Multiples of 1/64, which f16 stores exactly.
+        let value = || f32::from(random.random_range(-64i8..=64)) / 64.0;
+        MultiVector::new(std::iter::repeat_with(value).take(count).collect(), 8)
+    });
+    let [half, parquet] = ["half.arrow", "rows.parquet"].map(path);
+    for (file, dtype) in [(&half, VectorDtype::F16), (&parquet, VectorDtype::F32)] {
+        let column = MultiVector::column(&rows, &MultiVector::data_type(8, dtype))?;
+        write(Path::new(file), column, MULTI)?;
+    }
+    let dot = |x: &[f32], y: &[f32]| -> f64 {
+        x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+    };
+    for (query, row) in query_rows(MULTI)?.into_iter().enumerate() {
+        let vectors: Vec<Vec<f32>> = serde_json::from_value(row)?;
+        assert_eq!(vectors.len(), 12);
+        let score = |row: &MultiVector| {
+            let maximum = |q: &Vec<f32>| row.rows().map(|d| dot(q, d)).fold(f64::MIN, f64::max);
+            if row.is_empty() { -1e9 } else { vectors.iter().map(maximum).sum() }
+        };
+        let expected = best(rows.iter().map(score).collect(), 70);
+        for threads in ["1", "2", "7"] {
+            for file in [&half, &parquet] {
+                let hits = search(&["--corpus", file, "-k", "70", "--threads", threads])?;
+                for (hit, expected) in hits[query].iter().zip(&expected) {
+                    assert_eq!(hit.0, expected.0, "query {query}");
+                    assert!((f64::from(hit.1) - expected.1).abs() < 1e-5, "{hit:?}, {expected:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A list of pairs, in which a list, an index or a value can be null.
 type Pairs = Option<Vec<(Option<i64>, Option<f32>)>>;
 
@@ -282,11 +324,13 @@ fn search_refuses_models_and_options_of_another_kind() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     let (dense, sparse, short) = (path("dense.parquet"), path("sparse.arrow"), path("short.arrow"));
-    let npy = path("dense.npy");
+    let (npy, multi) = (path("dense.npy"), path("multi.parquet"));
+    let other_width = "tests/golden/multi_vector/no_dense"; // vectors of 16 values
     for (texts, model, output) in [
         (&["a", "cab"][..], MINILM, &dense),
         (&["a", "cab"], MINILM, &npy),
         (&["a", "cab"], SPARSE, &sparse),
+        (&["a", "cab"], MULTI, &multi),
         (&["a"], SPARSE, &short),
     ] {
         let arguments = [&["embed", "--model", model, "--output", output], texts].concat();
@@ -300,9 +344,16 @@ fn search_refuses_models_and_options_of_another_kind() -> Result<()> {
     };
     let no_effect =
         |option: &str| format!("{option} has no effect on the sparse vectors of {sparse}");
-    let cases: [(&[&str], i32, String); 10] = [
+    let cases: [(&[&str], i32, String); 13] = [
         (&["--corpus", &sparse, "--model", MINILM], 1, kinds(&sparse, "sparse", "dense", MINILM)),
         (&["--corpus", &dense, "--model", SPARSE], 1, kinds(&dense, "dense", "sparse", SPARSE)),
+        (&["--corpus", &multi, "--model", MINILM], 1, kinds(&multi, "multi", "dense", MINILM)),
+        (&["--corpus", &dense, "--model", MULTI], 1, kinds(&dense, "dense", "multi", MULTI)),
+        (
+            &["--corpus", &multi, "--model", other_width],
+            1,
+            format!("{multi} has vectors of dimension 8: expected 16 (the dimension of "),
+        ),
         (&["--corpus", &sparse, "--normalize"], 2, no_effect("--normalize")),
         (&["--corpus", &sparse, "--model", SPARSE, "--pooling", "max"], 2, no_effect("--pooling")),
         (

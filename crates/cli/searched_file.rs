@@ -3,8 +3,8 @@
 use anyhow::{Result, anyhow, bail, ensure};
 use corpus::VectorFile;
 use encoder::{
-    Embed, EmbedOptions, EmbeddingKind, Hit, LoadOptions, ModelFiles, Prompt, Search,
-    SparseEmbedder, TextRole,
+    Embed, EmbedOptions, EmbeddingKind, Hit, LoadOptions, ModelFiles, MultiVectorEmbedder,
+    MultiVectorSearch, Prompt, Search, SparseEmbedder, TextRole,
 };
 
 use crate::{
@@ -61,6 +61,7 @@ impl SearchedFile {
         match self.vectors.kind() {
             EmbeddingKind::Dense => self.search_dense(queries, options),
             EmbeddingKind::Sparse => self.search_sparse(queries, options),
+            EmbeddingKind::Multi => self.search_multi(queries, options),
             kind => bail!("{} contains {kind} vectors, which cannot be searched", self.name()),
         }
     }
@@ -91,31 +92,71 @@ impl SearchedFile {
         Ok(self.vectors.scan(&Search::new(&vectors, queries.top)?)?.into_hits())
     }
 
-    /// The rows with the highest dot products.
-    fn search_sparse(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
+    /// Loads a model that is not dense.
+    ///
+    /// # Errors
+    /// A usage error for an option of dense models; an error if the model is of another kind than
+    /// the file.
+    fn load<E>(
+        &self,
+        from_files: fn(&ModelFiles, &LoadOptions) -> encoder::Result<E>,
+        options: &LoadOptions,
+    ) -> Result<E> {
+        let (name, expected) = (self.name(), self.vectors.kind());
         let unused = self.model.options_of_dense_models();
         if let Some((option, _)) = unused.iter().find(|(_, is_given)| *is_given) {
-            let name = self.name();
             return Err(usage_error(format!(
-                "{option} has no effect on the sparse vectors of {name}: leave the option out"
+                "{option} has no effect on the {expected} vectors of {name}: leave the option out"
             )));
         }
         let kind = EmbeddingKind::from_files(&self.files)?;
-        let embedder = SparseEmbedder::from_files(&self.files, options).map_err(|error| {
-            // A masked language model, whose files name no kind, is dense by default.
-            if kind == EmbeddingKind::Sparse { error.into() } else { self.other_kind(kind) }
-        })?;
+        from_files(&self.files, options).map_err(|error| {
+            // A masked language model, whose files name no kind, is dense by default, and so is
+            // BGE-M3.
+            if kind == expected { error.into() } else { self.other_kind(kind) }
+        })
+    }
+
+    /// The rows with the highest MaxSim.
+    fn search_multi(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
+        let embedder = self.load(MultiVectorEmbedder::from_files, options)?;
+        let (got, expected, name) = (self.vectors.dimension(), embedder.dimension(), self.name());
+        ensure!(
+            got == Some(expected),
+            "{name} has vectors of dimension {}: expected {expected} (the dimension of {}); set \
+             --model to the model that embedded the corpus",
+            got.unwrap_or_default(),
+            self.model.name()
+        );
+        let vectors = self.embed(&embedder, queries, embedder.max_seq_length(TextRole::Query))?;
+        let search = MultiVectorSearch::new(&vectors, embedder.similarity(), queries.top)?;
+        Ok(self.vectors.scan_multi(&search)?.into_hits())
+    }
+
+    /// The rows of the queries, with a warning if queries are truncated to `max_seq_length` tokens.
+    fn embed<E: Embed>(
+        &self,
+        embedder: &E,
+        queries: &Queries,
+        max_seq_length: usize,
+    ) -> Result<Vec<E::Row>> {
+        let tokenized = embedder.tokenize(queries.texts, queries.options())?;
+        let mut truncation = Truncation::default();
+        truncation.add(tokenized.truncated());
+        truncation.warn(max_seq_length, "");
+        Ok(embedder.embed_rows(&tokenized, |batch| batch())?)
+    }
+
+    /// The rows with the highest dot products.
+    fn search_sparse(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
+        let embedder = self.load(SparseEmbedder::from_files, options)?;
         let similarity = embedder.similarity_fn_name();
         if similarity != "dot" {
             messages::print(&format!(
                 "the model's similarity_fn_name is {similarity:?}; dot products are printed"
             ));
         }
-        let tokenized = embedder.tokenize(queries.texts, queries.options())?;
-        let mut truncation = Truncation::default();
-        truncation.add(tokenized.truncated());
-        truncation.warn(embedder.max_seq_length(TextRole::Query), "");
-        let vectors = embedder.embed_rows(&tokenized, |batch| batch())?;
+        let vectors = self.embed(&embedder, queries, embedder.max_seq_length(TextRole::Query))?;
         let index = self.vectors.sparse_index(embedder.dimension())?;
         Ok(index.search(&vectors, queries.top)?)
     }

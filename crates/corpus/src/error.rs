@@ -519,8 +519,8 @@ pub enum VectorsError {
 
     /// The type of the column of vectors is that of neither dense nor sparse vectors.
     #[error(
-        "{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", or lists of \
-         structs of an integer \"index\" and a \"value\" in f32 or f16, got {got}"
+        "{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", lists of such \
+         lists, or lists of structs of an integer \"index\" and a \"value\" in f32 or f16, got {got}"
     )]
     VectorType {
         /// The file.

@@ -75,6 +75,8 @@ pub(crate) enum RowType {
     Dense { dimension: usize },
     /// Lists of indices with values.
     Sparse,
+    /// Lists of vectors of this length.
+    Multi { dimension: usize },
 }
 
 /// The records of the requested rows of a [`VectorFile`].
@@ -153,13 +155,14 @@ impl VectorFile {
         match self.row_type {
             RowType::Dense { .. } => EmbeddingKind::Dense,
             RowType::Sparse => EmbeddingKind::Sparse,
+            RowType::Multi { .. } => EmbeddingKind::Multi,
         }
     }
 
     /// E, the length of each vector; `None` for sparse vectors, whose dimension files do not store.
     pub fn dimension(&self) -> Option<usize> {
         match self.row_type {
-            RowType::Dense { dimension } => Some(dimension),
+            RowType::Dense { dimension } | RowType::Multi { dimension } => Some(dimension),
             RowType::Sparse => None,
         }
     }
@@ -363,8 +366,8 @@ fn map(path: &Path) -> std::io::Result<Bytes> {
 ///
 /// # Errors
 /// [`InputError::NoColumn`] if the column is missing; [`VectorsError::VectorType`] if its type is
-/// neither a fixed-size list of f32 or f16, nor a list of structs of an integer `index` and a
-/// `value` in f32 or f16.
+/// not a fixed-size list of f32 or f16, a list of such lists, or a list of structs of an integer
+/// `index` and a `value` in f32 or f16.
 fn row_type(name: &str, schema: &SchemaRef) -> Result<RowType> {
     let Some((_, field)) = schema.column_with_name(EMBEDDING) else {
         let got = schema.fields().iter().map(|field| field.name().clone()).collect();
@@ -375,20 +378,31 @@ fn row_type(name: &str, schema: &SchemaRef) -> Result<RowType> {
         }
         .into());
     };
-    match field.data_type() {
-        DataType::FixedSizeList(element, dimension)
-            if *dimension > 0 && is_number(element.data_type()) =>
+    let list = match field.data_type() {
+        DataType::List(element) | DataType::LargeList(element) => Some(element.data_type()),
+        _ => None,
+    };
+    let row_type = match (vector_length(field.data_type()), list) {
+        (Some(dimension), _) => Some(RowType::Dense { dimension }),
+        (_, Some(element)) if is_sparse_element(element) => Some(RowType::Sparse),
+        (_, Some(element)) => vector_length(element).map(|dimension| RowType::Multi { dimension }),
+        _ => None,
+    };
+    row_type.ok_or_else(|| {
+        let got = field.data_type().clone();
+        VectorsError::VectorType { name: name.to_string(), got }.into()
+    })
+}
+
+/// The length of the vectors of a column of this type; `None` for another type.
+fn vector_length(data_type: &DataType) -> Option<usize> {
+    match data_type {
+        DataType::FixedSizeList(element, length)
+            if *length > 0 && is_number(element.data_type()) =>
         {
-            Ok(RowType::Dense { dimension: *dimension as usize })
+            Some(*length as usize)
         }
-        DataType::List(element) | DataType::LargeList(element)
-            if is_sparse_element(element.data_type()) =>
-        {
-            Ok(RowType::Sparse)
-        }
-        other => {
-            Err(VectorsError::VectorType { name: name.to_string(), got: other.clone() }.into())
-        }
+        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@ mod dtype;
 mod file;
 mod jsonl;
 mod layout;
+mod multi;
 mod npy;
 mod scan;
 mod sparse;

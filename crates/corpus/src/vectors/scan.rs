@@ -27,6 +27,8 @@ use crate::{
 
 /// The number of rows that are read from a Parquet file, or converted from f16 to f32, at a time.
 const ROWS_PER_BATCH: usize = 4096;
+/// [`ROWS_PER_BATCH`] of rows with a vector per token, which are a hundred times as large.
+const MULTI_ROWS_PER_BATCH: usize = 128;
 /// The number of batches of an Arrow file that are read before they are scanned in parallel.
 const BATCHES: usize = 32;
 /// The number of batches of an Arrow file per parallel task.
@@ -139,7 +141,11 @@ impl VectorFile {
         let firsts = first_rows(groups.iter().map(|group| group.num_rows() as u64));
         let parts = firsts.into_par_iter().enumerate().map(|(group, first)| {
             let builder = self.parquet(metadata, |name| name == EMBEDDING);
-            let builder = builder.with_row_groups(vec![group]).with_batch_size(ROWS_PER_BATCH);
+            let rows = match self.row_type {
+                RowType::Multi { .. } => MULTI_ROWS_PER_BATCH,
+                RowType::Dense { .. } | RowType::Sparse => ROWS_PER_BATCH,
+            };
+            let builder = builder.with_row_groups(vec![group]).with_batch_size(rows);
             let reader = catch_panic(|| builder.build()).map_err(error)?;
             let batches = catch_panics(reader);
             let mut columns =
