@@ -15,6 +15,7 @@ from .cross_encoder import CrossEncoder
 from .quantization import quantize_embeddings
 from .sentence_transformer import SentenceTransformer
 from .similarity import SimilarityFunction
+from .sparse_encoder import SparseEncoder
 
 __all__ = [
     "Attention",
@@ -27,6 +28,7 @@ __all__ = [
     "QuestionAnswerer",
     "SentenceTransformer",
     "SimilarityFunction",
+    "SparseEncoder",
     "TextClassifier",
     "TokenClassifier",
     "__version__",

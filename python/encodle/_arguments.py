@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import operator
 import os
@@ -17,7 +18,7 @@ import numpy as np
 
 from . import _encodle
 from ._encodle import EncodleError
-from .types import Encode, ModelPrecision, Predict, Similarity
+from .types import Encode, ModelPrecision, Predict, Similarity, SparseEncode
 
 logger = logging.getLogger("encodle")
 
@@ -120,10 +121,13 @@ def portable(path: str) -> str | None:
 
 
 def embedding_model(
-    model: str | os.PathLike[str] | None, revision: str | None = None, hub: Hub | None = None
+    model: str | os.PathLike[str] | None,
+    revision: str | None = None,
+    hub: Hub | None = None,
+    organization: str = "sentence-transformers",
 ) -> str | None:
-    """The `portable` path of a sentence embedding model."""
-    return portable(model_path(model, revision, "sentence-transformers", hub))
+    """The `portable` path of an embedding model."""
+    return portable(model_path(model, revision, organization, hub))
 
 
 @dataclass(frozen=True)
@@ -400,6 +404,12 @@ def encode_method(method: Callable[..., Any]) -> Encode:
     return cast(Encode, _accepts_sentences(method))
 
 
+def sparse_encode_method(method: Callable[..., Any]) -> SparseEncode:
+    """Decorator: the method has the overloads of `SparseEncode`, and accepts `sentences` for
+    `inputs`."""
+    return cast(SparseEncode, _accepts_sentences(method))
+
+
 def similarity_method(method: Callable[..., Any]) -> Similarity:
     """Decorator: the method has the overloads of `Similarity`, and returns a tensor if an argument has
     tensors."""
@@ -442,19 +452,25 @@ class Conversion:
         return array if self.torch is None else self.torch.from_numpy(array)
 
 
-def import_torch(argument: str) -> Any:
-    """The module torch, which `argument` needs.
+def import_package(name: str, argument: str, instead: str) -> Any:
+    """The module `name`, which `argument` needs.
 
-    Raises EncodleError if torch is not installed.
+    Raises EncodleError, which says what to use instead, if the package is not installed.
     """
     try:
-        import torch
+        return importlib.import_module(name)
     except ImportError:
+        package = name.partition(".")[0]
         raise EncodleError(
-            f"{argument} needs the package torch, which is not installed: install it, or use the "
-            "numpy arrays that are returned by default"
+            f"{argument} needs the package {package}, which is not installed: install it, or {instead}"
         ) from None
-    return torch
+
+
+def import_torch(
+    argument: str, instead: str = "use the numpy arrays that are returned by default"
+) -> Any:
+    """`import_package` for torch."""
+    return import_package("torch", argument, instead)
 
 
 class Progress:

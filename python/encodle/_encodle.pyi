@@ -18,6 +18,9 @@ class _ArrowStream(Protocol):
 _Source = str | tuple[str, str | None, str | None, bool]
 _Texts = list[str] | _ArrowArray | _ArrowStream
 _Progress = Callable[[int], Any] | None
+_Tokens = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+# Offsets, indices and values of the rows of a matrix in compressed form.
+_Rows = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]
 _Kind = Literal["encoder", "decoder", "cross"]
 
 __all__ = [
@@ -25,9 +28,11 @@ __all__ = [
     "CrossEncoder",
     "Embedder",
     "EncodleError",
+    "SparseEmbedder",
     "Task",
     "__version__",
     "attention_picture",
+    "embedding_kind",
     "embed_file",
     "is_missing_offline",
 ]
@@ -73,9 +78,42 @@ class Embedder:
     def token_embeddings(
         self, texts: _Texts, prompt: str, progress: _Progress
     ) -> list[NDArray[np.float32]]: ...
-    def tokenize(
-        self, texts: _Texts, prompt: str
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]: ...
+    def tokenize(self, texts: _Texts, prompt: str) -> _Tokens: ...
+
+@final
+class SparseEmbedder:
+    def __new__(cls, model: _Source, precision: str, threads: int | None) -> SparseEmbedder: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def max_active_dims(self) -> int | None: ...
+    @property
+    def has_queries(self) -> bool: ...
+    @property
+    def max_seq_length(self) -> int: ...
+    @property
+    def prompts(self) -> list[tuple[str, str]]: ...
+    @property
+    def default_prompt_name(self) -> str | None: ...
+    @property
+    def similarity_fn_name(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def with_max_seq_length(self, max_seq_length: int) -> SparseEmbedder: ...
+    def embed(
+        self,
+        texts: _Texts,
+        prompt: str,
+        queries: bool,
+        max_active_dims: int | None,
+        long_texts: str,
+        skip: bool,
+        progress: _Progress,
+    ) -> tuple[_Rows, list[tuple[int, str]]]: ...
+    def decode(
+        self, indices: NDArray[np.uint32], values: NDArray[np.float32]
+    ) -> list[tuple[str, float]]: ...
+    def tokenize(self, texts: _Texts, prompt: str) -> _Tokens: ...
 
 @final
 class CrossEncoder:
@@ -134,4 +172,5 @@ def embed_file(
     on_skipped: Callable[[str], None],
     progress: _Progress,
 ) -> tuple[int, int, int, list[str], list[str]]: ...
+def embedding_kind(source: _Source) -> str: ...
 def is_missing_offline(source: _Source) -> bool: ...

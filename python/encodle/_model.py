@@ -1,4 +1,4 @@
-"""What `SentenceTransformer` and `CrossEncoder` share of the interface of sentence-transformers."""
+"""What embedding models and `CrossEncoder` share of the interface of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ModelCardData:
 
 
 class Model(Reopened[Native]):
-    """The attributes and methods that both classes have."""
+    """The attributes and methods that all classes have."""
 
     prompts: dict[str, str]
     default_prompt_name: str | None

@@ -7,7 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from encodle import BatchEmbedder
+from encodle import BatchEmbedder, EncodleError
+
+
+def check_dense(vector_type: pa.DataType) -> None:
+    """Raises EncodleError for the type of a column of sparse vectors."""
+    if not pa.types.is_fixed_size_list(vector_type):
+        raise EncodleError(
+            "the adapters for Spark and Daft have no columns of sparse vectors: expected a dense model; "
+            "use encodle.BatchEmbedder or encodle.ray"
+        )
 
 
 def embed_column(embed: BatchEmbedder, texts: pa.Array, name_of_row: Callable[[int], str]) -> list[Any]:
@@ -17,6 +26,7 @@ def embed_column(embed: BatchEmbedder, texts: pa.Array, name_of_row: Callable[[i
     """
     batch, left_out = embed.embed_valid(pa.RecordBatch.from_arrays([texts], ["text"]), name_of_row)
     column = batch.column("embedding")
+    check_dense(column.type)
     vectors = iter(column.flatten().to_numpy().reshape(-1, column.type.list_size))  # (B, E)
     skipped = set(left_out)
     return [None if row in skipped else next(vectors) for row in range(len(texts))]

@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from . import _arguments
+from . import _arguments, _encodle
 from ._encodle import EncodleError
+from ._embedding_model import EmbeddingModel
 from .sentence_transformer import SentenceTransformer
+from .sparse_encoder import SparseEncoder
 from .types import LongTexts, ModelPrecision
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ MAX_LOGGED_ROWS = 100
 
 #: The models of this process, by the arguments that they were opened with. A worker process may
 #: unpickle an embedder for each task, but the process opens the model only once.
-_models: dict[tuple[Any, ...], SentenceTransformer] = {}
+_models: dict[tuple[Any, ...], EmbeddingModel[Any]] = {}
 _models_lock = threading.Lock()
 
 
@@ -42,12 +44,15 @@ if hasattr(os, "register_at_fork"):
 class BatchEmbedder:
     """Appends a column of vectors to Arrow record batches and tables.
 
-    model: see `SentenceTransformer`; a path that exists becomes absolute
+    model: see `SentenceTransformer`, or a sparse model (see `SparseEncoder`) if its files name this
+        kind; a path that exists becomes absolute
     column: the name of the column of texts
-    output_column: the name of the column of vectors, fixed_size_list<float32>[E]
+    output_column: the name of the column of vectors: fixed_size_list<float32>[E], or for a sparse
+        model list<struct<index: uint32, value: float32>>
     precision, pooling: see `SentenceTransformer`
     prompt_name, prompt, normalize_embeddings, truncate_dim, long_texts: see
-        `SentenceTransformer.encode`
+        `SentenceTransformer.encode`. For a sparse model, `prompt_name="query"` also selects the
+        weights for queries, and `normalize_embeddings` and `truncate_dim` raise ValueError
     on_error: "raise" raises EncodleError for an invalid row (null, not UTF-8, no tokens, or too
         long with `long_texts="refuse"`); "skip" leaves the row out and lists it in a warning of the
         logger "encodle"
@@ -102,27 +107,26 @@ class BatchEmbedder:
         self.on_error = on_error
         self.threads = threads
 
-    def _open(self) -> SentenceTransformer:
+    def _open(self) -> EmbeddingModel[Any]:
         """The model, which is opened at the first call in a process."""
         key = (self.model, self.precision, self.pooling, self.threads)
         with _models_lock:
             if key not in _models:
-                _models[key] = SentenceTransformer(
-                    self.model,
-                    precision=self.precision,
-                    pooling=self.pooling,
-                    threads=self.threads,
-                )
+                _models[key] = self._opened()
             return _models[key]
+
+    def _opened(self) -> EmbeddingModel[Any]:
+        path = _arguments.model_path(self.model)
+        if not self.pooling and _encodle.embedding_kind(path) == "sparse":
+            return SparseEncoder(path, precision=self.precision, threads=self.threads)
+        return SentenceTransformer(
+            self.model, precision=self.precision, pooling=self.pooling, threads=self.threads
+        )
 
     @property
     def dimension(self) -> int:
         """E, the length of each vector."""
-        model = self._open()
-        return model._native.dimension(self._truncate_dim(model))
-
-    def _truncate_dim(self, model: SentenceTransformer) -> int | None:
-        return model.truncate_dim if self.truncate_dim is None else self.truncate_dim
+        return self._open()._dimension(self)
 
     def output_schema(self, schema: pyarrow.Schema) -> pyarrow.Schema:
         """The schema of the output for an input schema.
@@ -141,9 +145,8 @@ class BatchEmbedder:
                 f"column {self.output_column!r} already exists: expected a new name for the "
                 "vectors; pass output_column"
             )
-        element = pa.field("element", pa.float32(), nullable=False)
-        vectors = pa.field(self.output_column, pa.list_(element, self.dimension), nullable=False)
-        return schema.append(vectors)
+        vector_type = self._open()._column_type(self)
+        return schema.append(pa.field(self.output_column, vector_type, nullable=False))
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with the column of vectors.
@@ -165,20 +168,8 @@ class BatchEmbedder:
 
         Raises the errors of `__call__`.
         """
-        import pyarrow as pa
-
         schema = self.output_schema(batch.schema)
-        model = self._open()
-        prompt = model._resolve_prompt(self.prompt, self.prompt_name)
-        vectors, invalid = model._native.embed(
-            batch.column(self.column),
-            prompt,
-            self.normalize_embeddings,
-            self._truncate_dim(model),
-            self.long_texts,
-            self.on_error == "skip",
-            None,
-        )
+        column, invalid = self._open()._column(batch.column(self.column), self)
         left_out = [row for row, _ in invalid]
         columns: list[Any] = batch.columns
         if invalid:
@@ -191,8 +182,6 @@ class BatchEmbedder:
                 "%d of %d rows skipped: %s", len(invalid), batch.num_rows, "; ".join(rows)
             )
             columns = _columns_without(batch, left_out)
-        vector_type = schema.field(self.output_column).type
-        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=vector_type)
         return type(batch).from_arrays([*columns, column], schema=schema), left_out
 
 

@@ -485,7 +485,7 @@ def _description(embedder: BatchEmbedder) -> bytes:
     settings = {name: value for name, value in vars(embedder).items() if name not in ("on_error", "threads")}
     settings["version"] = version("encodle")
     try:
-        vector = embedder._open().encode(_TEST_TEXT, prompt="")
+        vector = embedder._open()._test_values(_TEST_TEXT)
     except EncodleError as error:
         logger.warning("the driver cannot open the model, so changed weights are not detected: %s", error)
     else:

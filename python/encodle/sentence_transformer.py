@@ -7,21 +7,22 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import _arguments, _encodle, _prompts, similarity
+from . import _arguments, _encodle
 from ._encodle import EncodleError
-from ._model import Model, ModelCardData
+from ._embedding_model import FEATURES, EmbeddingModel
 from .quantization import PRECISIONS, quantize_embeddings
 from .similarity import SimilarityFunction
 from .types import LongTexts, ModelPrecision, Precision, Texts
 
-_FEATURES = ("input_ids", "attention_mask", "token_type_ids")
+if TYPE_CHECKING:
+    from .batch import BatchEmbedder
 
 
-class SentenceTransformer(Model[_encodle.Embedder]):
+class SentenceTransformer(EmbeddingModel[_encodle.Embedder]):
     """A sentence embedding model.
 
     The interface is that of `sentence_transformers.SentenceTransformer`.
@@ -69,8 +70,7 @@ class SentenceTransformer(Model[_encodle.Embedder]):
     0.913
     """
 
-    SUPPORTED_SIMILARITY_FN_NAMES: ClassVar[tuple[str, ...]] = similarity.NAMES
-
+    _native_class = _encodle.Embedder
     _native: _encodle.Embedder
 
     def __init__(
@@ -99,32 +99,19 @@ class SentenceTransformer(Model[_encodle.Embedder]):
         precision = _arguments.model_precision(precision, backend, model_kwargs)
         _arguments.check_positive(threads=threads, token_budget=token_budget)
         modes = _arguments.pooling_modes(pooling)
-        self._hub = _arguments.Hub(cache_folder, token, local_files_only)
-        self._name = _arguments.embedding_model(model_name_or_path, revision, self._hub)
-        self._settings = (precision, modes, token_budget, threads)
-        with _arguments.explained(model_name_or_path, self._name):
-            self._native = self._open()
+        hub = _arguments.Hub(cache_folder, token, local_files_only)
+        super().__init__(
+            model_name_or_path,
+            revision,
+            hub,
+            (precision, modes, token_budget, threads),
+            prompts,
+            default_prompt_name,
+            similarity_fn_name,
+            model_card_data,
+        )
         self._pooling = modes
         self.truncate_dim = self._native.truncate_dim if truncate_dim is None else truncate_dim
-        defaults = {"query": "", "document": ""}
-        self.prompts = _prompts.merged(defaults, self._native.prompts, prompts)
-        default = default_prompt_name or self._native.default_prompt_name
-        self.default_prompt_name = _prompts.check_default(self.prompts, default)
-        self.similarity_fn_name = similarity_fn_name or self._native.similarity_fn_name
-        self.model_card_data = ModelCardData() if model_card_data is None else model_card_data
-
-    def _open(self) -> _encodle.Embedder:
-        source = self._hub.source(_arguments.model_path(self._name))
-        return _encodle.Embedder(source, *self._settings)
-
-    @property
-    def similarity_fn_name(self) -> str:
-        """The function that `similarity` and `similarity_pairwise` compute."""
-        return self._similarity_fn_name
-
-    @similarity_fn_name.setter
-    def similarity_fn_name(self, name: str | SimilarityFunction) -> None:
-        self._similarity_fn_name = similarity.canonical_name(name)
 
     @property
     def truncate_dim(self) -> int | None:
@@ -135,10 +122,6 @@ class SentenceTransformer(Model[_encodle.Embedder]):
     def truncate_dim(self, dimension: int | None) -> None:
         _arguments.check_positive(truncate_dim=dimension)
         self._truncate_dim = dimension
-
-    def get_max_seq_length(self) -> int:
-        """`max_seq_length`."""
-        return self.max_seq_length
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
@@ -158,18 +141,9 @@ class SentenceTransformer(Model[_encodle.Embedder]):
         finally:
             self.truncate_dim = before
 
-    @property
-    def threads(self) -> int:
-        """The number of threads that the model computes on."""
-        return self._native.threads
-
     def get_embedding_dimension(self) -> int:
         """E, the length of each vector."""
         return self._native.dimension(self.truncate_dim)
-
-    def get_sentence_embedding_dimension(self) -> int:
-        """E, the length of each vector; the older name of `get_embedding_dimension`."""
-        return self.get_embedding_dimension()
 
     def _description(self) -> str:
         """The description of the model for vector files; `encodle search` opens the model from it."""
@@ -183,12 +157,35 @@ class SentenceTransformer(Model[_encodle.Embedder]):
         model = {"model": name, "pooling": self._pooling, "normalize": False}
         return json.dumps(model, ensure_ascii=False, separators=(",", ":"))
 
-    def _resolve_prompt(self, prompt: str | None, prompt_name: str | None) -> str:
-        return _prompts.resolve(self.prompts, self.default_prompt_name, prompt, prompt_name)
+    def _truncate_dim_of(self, batches: BatchEmbedder) -> int | None:
+        return self.truncate_dim if batches.truncate_dim is None else batches.truncate_dim
 
-    def is_singular_input(self, inputs: Any) -> bool:
-        """Whether `encode` takes the argument as one text."""
-        return _arguments.is_single(inputs)
+    def _dimension(self, batches: BatchEmbedder) -> int:
+        return self._native.dimension(self._truncate_dim_of(batches))
+
+    def _column_type(self, batches: BatchEmbedder) -> Any:
+        import pyarrow as pa
+
+        element = pa.field("element", pa.float32(), nullable=False)
+        return pa.list_(element, self._dimension(batches))
+
+    def _column(self, texts: Any, batches: BatchEmbedder) -> tuple[Any, list[tuple[int, str]]]:
+        import pyarrow as pa
+
+        vectors, invalid = self._native.embed(
+            texts,
+            self._resolve_prompt(batches.prompt, batches.prompt_name),
+            batches.normalize_embeddings,
+            self._truncate_dim_of(batches),
+            batches.long_texts,
+            batches.on_error == "skip",
+            None,
+        )
+        values, vector_type = pa.array(vectors.reshape(-1)), self._column_type(batches)
+        return pa.FixedSizeListArray.from_arrays(values, type=vector_type), invalid
+
+    def _test_values(self, text: str) -> np.ndarray:
+        return self.encode(text, prompt="")
 
     @_arguments.encode_method
     def encode(
@@ -228,7 +225,7 @@ class SentenceTransformer(Model[_encodle.Embedder]):
         normalize_embeddings: scale the vectors to length 1
         truncate_dim: the number of values to keep of each vector; by default that of the model
         pool, chunk_size: None; a pool of processes raises EncodleError
-        task: not used: it selects modules of models with a Router, which this package does not open
+        task: not used: it selects modules of models with a Router
         long_texts: how to handle texts longer than `max_seq_length`: "truncate"; "refuse", which
             raises EncodleError; "windows", which averages the vectors of the text's parts
 
@@ -295,7 +292,7 @@ class SentenceTransformer(Model[_encodle.Embedder]):
                 results[i] = {
                     "sentence_embedding": convert.array(vectors[i]),
                     "token_embeddings": state,
-                    **dict(zip(_FEATURES, rows, strict=True)),
+                    **dict(zip(FEATURES, rows, strict=True)),
                 }
         return results[0] if single else results
 
@@ -326,54 +323,4 @@ class SentenceTransformer(Model[_encodle.Embedder]):
         given = (inputs, prompt_name, prompt, *positional)
         return self._encode_as("document", ("document", "passage", "corpus"), given, arguments)
 
-    def _encode_as(
-        self,
-        task: str,
-        prompt_names: Sequence[str],
-        positional: tuple[Any, ...],
-        arguments: dict[str, Any],
-    ) -> Any:
-        """`encode` with the first of `prompt_names` that the model has, unless a prompt is given."""
-        given = _ENCODE.bind(self, *positional).arguments
-        del given["self"]
-        if given["prompt_name"] is None and given["prompt"] is None:
-            names = (name for name in prompt_names if name in self.prompts)
-            given["prompt_name"] = next(names, None)
-        return self.encode(**given, **arguments, task=task)
-
-    @_arguments.similarity_method
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """(A, B), the similarity of each vector of the first argument to each of the second; a tensor
-        if an argument has tensors of torch.
-
-        Euclidean and Manhattan distances are negated, so that larger values are more similar.
-        """
-        return similarity.similarity(self.similarity_fn_name, embeddings1, embeddings2)
-
-    @_arguments.similarity_method
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """(B,), the similarity of row i of the first argument to row i of the second; a tensor if an
-        argument has tensors of torch.
-
-        A single vector (E,) is compared with every row; two single vectors give a result without
-        dimensions.
-        """
-        return similarity.similarity_pairwise(self.similarity_fn_name, embeddings1, embeddings2)
-
-    def tokenize(self, texts: str | Texts) -> dict[str, np.ndarray]:
-        """`preprocess` without a prompt; its name in sentence-transformers before version 6."""
-        return self.preprocess(texts)
-
-    def preprocess(self, inputs: str | Texts, prompt: str | None = None) -> dict[str, np.ndarray]:
-        """`input_ids`, `attention_mask` and `token_type_ids`, each a (B, T) array of int64.
-
-        prompt: the text to put before each text
-
-        Shorter texts are padded at the end; the attention mask is 1 for tokens and 0 for padding.
-        """
-        text = _prompts.resolve({}, None, prompt, None)
-        arrays = self._native.tokenize(_arguments.text_list(inputs), text)
-        return dict(zip(_FEATURES, arrays, strict=True))
-
-
-_ENCODE = inspect.signature(SentenceTransformer.encode)
+SentenceTransformer._signature = inspect.signature(SentenceTransformer.encode)

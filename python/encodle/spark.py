@@ -27,7 +27,7 @@ from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
 
 import encodle
 from encodle import BatchEmbedder, EncodleError
-from encodle._rows import embed_column
+from encodle._rows import check_dense, embed_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,6 +109,7 @@ def embed_function(
             embedded, _ = embedder.embed_valid(batch, name)
             start += batch.num_rows
             # Spark has no type for lists of a fixed size.
+            check_dense(embedded.schema.field(output_column).type)
             vectors = embedded.column(output_column).cast(pa.list_(pa.float32()))
             columns = [*embedded.columns[:-1], vectors]
             yield pa.RecordBatch.from_arrays(columns, names=embedded.schema.names)

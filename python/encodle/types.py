@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
 import numpy as np
 
 if TYPE_CHECKING:
+    import scipy.sparse
     import torch
     from typing_extensions import NotRequired, Unpack
 
@@ -265,6 +266,86 @@ class Encode(Protocol):
         | Features
         | list[Features]
     ): ...
+
+
+class _SparseOptions(_CallOptions, total=False):
+    save_to_cpu: bool
+    max_active_dims: int | None
+    task: str | None
+    long_texts: LongTexts
+
+
+class SparseEncode(Protocol):
+    """The signature of `SparseEncoder.encode`, `encode_query` and `encode_document`."""
+
+    @overload
+    def __call__(
+        self,
+        inputs: str | Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        convert_to_tensor: Literal[True] = True,
+        convert_to_sparse_tensor: bool = True,
+        *,
+        output: Literal["torch"] = "torch",
+        **options: Unpack[_SparseOptions],
+    ) -> torch.Tensor: ...
+    @overload
+    def __call__(
+        self,
+        inputs: str,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_tensor: Literal[False],
+        convert_to_sparse_tensor: bool = True,
+        output: Literal["torch"] = "torch",
+        **options: Unpack[_SparseOptions],
+    ) -> torch.Tensor: ...
+    @overload
+    def __call__(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_tensor: Literal[False],
+        convert_to_sparse_tensor: bool = True,
+        output: Literal["torch"] = "torch",
+        **options: Unpack[_SparseOptions],
+    ) -> list[torch.Tensor]: ...
+    @overload
+    def __call__(
+        self,
+        inputs: str | Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        *,
+        output: Literal["scipy"],
+        **options: Unpack[_SparseOptions],
+    ) -> scipy.sparse.csr_array: ...
+    @overload
+    def __call__(
+        self,
+        inputs: str | Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        convert_to_tensor: bool = True,
+        convert_to_sparse_tensor: bool = True,
+        *,
+        output: Literal["torch", "scipy"] = "torch",
+        **options: Unpack[_SparseOptions],
+    ) -> torch.Tensor | list[torch.Tensor] | scipy.sparse.csr_array: ...
 
 
 class _PredictOptions(_CallOptions, total=False):

@@ -1,36 +1,25 @@
 //! Texts to vectors.
 
-use std::{
-    ops::Range,
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
-use candle_core::{DType, Tensor};
+use candle_core::DType;
 use encoder::{
-    Batch, EmbedOptions, Error, ModelFiles, Pooling, PoolingMode, Prompt, RaggedBatch,
-    TEXTS_PER_CHUNK, Tokens, unless_stopped,
+    Error, ModelFiles, Pooling, PoolingMode, RaggedBatch, TextRole, TokenizedTexts, Tokens,
 };
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
 use ops::l2_normalize;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
+    embedding::{Compute, Invalid, Job, Run, TokenArray, groups, padded_tokens, prompted},
     errors::error,
     model,
-    pool::{Pool, Watch},
+    pool::Pool,
     texts::Texts,
 };
 
 /// The number of texts whose token embeddings are computed together.
 const TOKEN_GROUP: usize = 64;
-/// The maximum number of bytes of a group that has more than one text.
-const GROUP_BYTES: usize = 1 << 20;
-
-/// The rows that have no vector, each with the reason.
-type Invalid = Vec<(usize, String)>;
-/// One row per text and one column per token, `(B, T)`.
-type TokenArray<'py> = Bound<'py, PyArray2<i64>>;
-
 #[pyclass(frozen, module = "encodle._encodle")]
 pub struct Embedder {
     pub embedder: Arc<encoder::Embedder>,
@@ -146,11 +135,10 @@ impl Embedder {
             Arc::new(embedder.with_dimension(dimension).map_err(error)?)
         };
         let job = Job {
-            embedder,
+            model: Vectors { embedder, width, normalize },
             texts: Texts::from_python(texts)?,
             prompt,
-            width,
-            normalize,
+            role: TextRole::Unspecified,
             long_texts: model::named("long_texts", long_texts)?,
             skip,
         };
@@ -193,57 +181,8 @@ impl Embedder {
         texts: &Bound<'py, PyAny>,
         prompt: String,
     ) -> PyResult<(TokenArray<'py>, TokenArray<'py>, TokenArray<'py>)> {
-        let (embedder, texts) = (self.embedder.clone(), Texts::from_python(texts)?);
-        let padded = self.pool.run(py, None, move |watch| {
-            let (tokenizer, rows) = (embedder.tokenizer(), texts.rows());
-            let mut tokens = Vec::with_capacity(rows.len());
-            for group in groups(&rows, TEXTS_PER_CHUNK) {
-                let prompted = prompted(&rows[group.clone()], group.start, &prompt)?;
-                let part = watch.compute(|| tokenizer.encode(&prompted)).map_err(error)?;
-                tokens.extend(part.map_err(error)?);
-            }
-            let longest = tokens.iter().map(|tokens| tokens.input_ids.len()).max().unwrap_or(0);
-            let pad = |value: &dyn Fn(&Tokens, usize) -> Option<u32>, padding: u32| {
-                Array2::from_shape_fn((tokens.len(), longest), |(text, position)| {
-                    i64::from(value(&tokens[text], position).unwrap_or(padding))
-                })
-            };
-            Ok([
-                pad(&|text, i| text.input_ids.get(i).copied(), tokenizer.pad_token_id()),
-                pad(&|text, i| text.input_ids.get(i).map(|_| 1), 0),
-                pad(&|text, i| text.token_type_ids.get(i).copied(), 0),
-            ])
-        })?;
-        Ok(padded.map(|array| array.into_pyarray(py)).into())
+        padded_tokens(py, &self.pool, self.embedder.tokenizer().clone(), texts, prompt)
     }
-}
-
-/// Consecutive ranges of at most `max_texts` rows, each of at most [`GROUP_BYTES`] unless it has
-/// one row.
-fn groups(rows: &[crate::texts::Row], max_texts: usize) -> Vec<Range<usize>> {
-    let (mut groups, mut group, mut bytes) = (vec![], 0..0, 0);
-    for row in rows {
-        let len = row.as_ref().map_or(0, |text| text.len());
-        if !group.is_empty() && (group.len() == max_texts || bytes + len > GROUP_BYTES) {
-            groups.push(group.clone());
-            (group, bytes) = (group.end..group.end, 0);
-        }
-        group.end += 1;
-        bytes += len;
-    }
-    if !group.is_empty() {
-        groups.push(group);
-    }
-    groups
-}
-
-/// The texts with a prompt before each. `first` is the index of the first row.
-fn prompted(rows: &[crate::texts::Row], first: usize, prompt: &str) -> PyResult<Vec<String>> {
-    let text = |(i, row): (usize, &crate::texts::Row)| {
-        let text = row.map_err(|reason| error(format!("text {}: {reason}", first + i)))?;
-        Ok(format!("{prompt}{text}"))
-    };
-    rows.iter().enumerate().map(text).collect()
 }
 
 /// The hidden states of each sequence.
@@ -264,81 +203,26 @@ fn hidden_states(
     states.collect()
 }
 
-/// An embedding computation.
-struct Job {
+/// The vectors of a dense model.
+struct Vectors {
     embedder: Arc<encoder::Embedder>,
-    texts: Texts,
-    prompt: String,
     /// The length of the vectors after truncation.
     width: usize,
     normalize: bool,
-    long_texts: encoder::LongTexts,
-    skip: bool,
 }
 
-impl Job {
-    fn run(&self, watch: &Watch) -> PyResult<(Vec<f32>, Invalid)> {
-        let rows = self.texts.rows();
-        let (mut values, mut invalid) = (Vec::with_capacity(rows.len() * self.width), vec![]);
-        for group in groups(&rows, TEXTS_PER_CHUNK) {
-            let (first, rows) = (group.start, &rows[group]);
-            let (mut texts, mut indices) = (Vec::with_capacity(rows.len()), vec![]);
-            for (i, row) in (first..).zip(rows) {
-                match row {
-                    Ok(text) => {
-                        texts.push(*text);
-                        indices.push(i);
-                    }
-                    Err(reason) => {
-                        invalid.push((i, reason.to_string()));
-                        if !self.skip {
-                            break;
-                        }
-                    }
-                }
-            }
-            // Without `skip`, the texts before an unreadable row are embedded although their
-            // vectors are not returned, because one of these texts can be the first invalid row.
-            let mut vectors = self.embed(&texts, watch);
-            if vectors.as_ref().is_err_and(|error| !matches!(error, Error::Stopped)) {
-                let failures: Vec<Option<String>> =
-                    texts.iter().map(|text| self.failure(text, watch)).collect();
-                if failures.iter().any(Option::is_some) {
-                    let failed = indices.iter().zip(&failures);
-                    invalid.extend(failed.filter_map(|(&i, f)| Some((i, f.clone()?))));
-                    let mut fine = failures.iter().map(Option::is_none);
-                    texts.retain(|_| fine.next() == Some(true));
-                    if self.skip {
-                        vectors = self.embed(&texts, watch);
-                    }
-                }
-            }
-            if !self.skip && !invalid.is_empty() {
-                break;
-            }
-            values.extend(vectors.map_err(error)?);
-            watch.done.store(first + rows.len(), Ordering::Relaxed);
-        }
-        invalid.sort();
-        Ok((values, invalid))
+impl Compute for Vectors {
+    type Value = f32;
+
+    type Model = encoder::Embedder;
+
+    fn model(&self) -> &encoder::Embedder {
+        &self.embedder
     }
 
-    fn options(&self) -> EmbedOptions<'_> {
-        let options = EmbedOptions::new().with_prompt(Prompt::Text(&self.prompt));
-        options.with_long_texts(self.long_texts)
-    }
-
-    fn embed(&self, texts: &[&str], watch: &Watch) -> Result<Vec<f32>, Error> {
-        if texts.is_empty() {
-            return Ok(vec![]);
-        }
-        let tokenized = watch.compute(|| self.embedder.tokenize(texts, self.options()))??;
-        let run = |batch: &mut Batch| watch.compute(batch)?;
-        self.finish(self.embedder.embed_tokenized(&tokenized, run)?)
-    }
-
-    /// Truncates and normalises vectors `(B, E)`, and returns their values.
-    fn finish(&self, mut x: Tensor) -> Result<Vec<f32>, Error> {
+    /// The values of all vectors.
+    fn compute(&self, texts: &TokenizedTexts, run: &mut Run) -> Result<Vec<f32>, Error> {
+        let mut x = self.embedder.embed_tokenized(texts, run)?; // (B, E)
         let is_truncated = self.width < self.embedder.dimension();
         if is_truncated {
             x = x.narrow(1, 0, self.width)?.contiguous()?;
@@ -349,17 +233,12 @@ impl Job {
         Ok(x.flatten_all()?.to_vec1()?)
     }
 
-    /// The error of embedding this text alone.
-    fn failure(&self, text: &str, watch: &Watch) -> Option<String> {
-        let part = || match self.embedder.tokenize(&[text], self.options()) {
-            // After tokenization, a single text can fail only if all its tokens belong to the
-            // prompt.
-            Ok(_) if self.prompt.is_empty() => None,
-            Ok(tokenized) => {
-                self.embedder.embed_tokenized(&tokenized, unless_stopped(&watch.stop)).err()
-            }
-            Err(error) => Some(error),
-        };
-        watch.compute(part).unwrap_or_else(Some).map(|error| error.to_string())
+    /// A single text can fail only if all its tokens belong to the prompt.
+    fn can_fail(&self, prompt: &str) -> bool {
+        !prompt.is_empty()
+    }
+
+    fn width(&self) -> usize {
+        self.width
     }
 }

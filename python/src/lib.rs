@@ -6,9 +6,11 @@ mod attention;
 mod corpora;
 mod cross_encoder;
 mod embedder;
+mod embedding;
 mod errors;
 mod model;
 mod pool;
+mod sparse_embedder;
 mod task;
 mod texts;
 
@@ -32,7 +34,8 @@ mod _encodle {
         cross_encoder::CrossEncoder,
         embedder::Embedder,
         errors::EncodleError,
-        model::is_missing_offline,
+        model::{embedding_kind, is_missing_offline},
+        sparse_embedder::SparseEmbedder,
         task::Task,
     };
 

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use encoder::{Choice, Hub, LoadOptions, ModelFiles, PackedCache};
+use encoder::{Choice, EmbeddingKind, Hub, LoadOptions, ModelFiles, PackedCache};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -86,6 +86,12 @@ pub fn is_missing_offline(source: Source) -> PyResult<bool> {
     }
     let config = hub.model(model).and_then(|files| files.need("config.json", "a model").map(drop));
     Ok(matches!(config, Err(encoder::Error::Hub(encoder::HubError::Offline { .. }))))
+}
+
+/// The name of the [`EmbeddingKind`] that the files of a model name.
+#[pyfunction]
+pub fn embedding_kind(source: Source) -> PyResult<&'static str> {
+    Ok(EmbeddingKind::from_files(&open(&source)?).map_err(error)?.name())
 }
 
 /// Loads a pipeline on a pool.

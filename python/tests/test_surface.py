@@ -15,6 +15,7 @@ import encodle
 
 TEXTS = ["A man is eating food.", "A man eats.", "It snows."]
 HEADS = GOLDEN / "heads"
+KINDS = [encodle.SentenceTransformer, encodle.SparseEncoder, encodle.CrossEncoder]
 PAIRS = [("bad cab", "a cab"), ("a", "b c d e f")]
 
 
@@ -59,7 +60,7 @@ class TestConstructors:
             ({"model_kwargs": {"dtype": "float16"}, "precision": "int8"}, "expected one of the arguments"),
         ],
     )
-    @pytest.mark.parametrize("kind", [encodle.SentenceTransformer, encodle.CrossEncoder])
+    @pytest.mark.parametrize("kind", KINDS)
     def test_other_backends_and_model_kwargs_are_errors(self, kind, arguments, message):
         with pytest.raises(ValueError, match=message):
             kind(HEADS / "score", **arguments)
@@ -90,7 +91,7 @@ class TestConstructors:
         assert b"secret" not in pickle.dumps(
             encodle.SentenceTransformer("org/name", cache_folder=tmp_path / "cache", token="secret")
         )
-        for kind in (encodle.SentenceTransformer, encodle.CrossEncoder):
+        for kind in KINDS:
             with pytest.raises(encodle.EncodleError, match="is not in the cache"):
                 kind("org/name", local_files_only=True)
         with pytest.raises(TypeError, match="token is int: expected a str, a bool or None"):
@@ -121,7 +122,7 @@ class TestConstructors:
             (True, "Bearer environment"),
             (False, None),
         ]:
-            for kind in (encodle.SentenceTransformer, encodle.CrossEncoder):
+            for kind in KINDS:
                 tokens.clear()
                 with pytest.raises(encodle.EncodleError):
                     kind("org/name", token=token)

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The similarity functions of sentence-transformers, the default first.
-const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
+pub(super) const SIMILARITIES: [&str; 4] = ["cosine", "dot", "euclidean", "manhattan"];
 
 /// A sentence embedding model: tokenizer, encoder, pooling, and the modules after the pooling. In
 /// place of encoder and pooling, a model can have a table of token vectors, whose mean is the vector

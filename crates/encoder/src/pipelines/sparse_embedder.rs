@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::{
     bge_m3::TokenWeightHead,
     embed::Embed,
-    embedder::Embedder,
+    embedder::{Embedder, SIMILARITIES},
     modules::{SparseDocuments, SparseModules, sparse_modules},
     sparse_auto_encoder::SparseAutoEncoder,
     splade::SpladePooling,
@@ -210,6 +210,31 @@ impl SparseEmbedder {
         self.max_active_dims
     }
 
+    /// Sets the maximum length of a text in tokens, special tokens included.
+    ///
+    /// # Errors
+    /// The errors of [`Embedder::with_max_seq_length`].
+    pub fn with_max_seq_length(mut self, max_seq_length: usize) -> Result<Self> {
+        let within = |tokenizer: &TextTokenizer, max: usize| {
+            tokenizer.clone().with_max_seq_length_within(max_seq_length, max)
+        };
+        match &mut self.documents {
+            Documents::Splade { model, tokenizer, .. } => {
+                *tokenizer = within(tokenizer, model.encoder().config().max_tokens())?;
+            }
+            Documents::BgeM3 { model, tokenizer, .. } => {
+                *tokenizer = within(tokenizer, model.config().max_tokens())?;
+            }
+            Documents::AutoEncoder { model, .. } => {
+                *model = model.clone().with_max_seq_length(max_seq_length)?;
+            }
+        }
+        if let Some(queries) = &mut self.queries {
+            queries.tokenizer = within(&queries.tokenizer, usize::MAX)?;
+        }
+        Ok(self)
+    }
+
     /// Sets the side on which long texts are truncated, instead of that of the model's files.
     pub fn with_truncation_side(mut self, side: TruncationSide) -> Self {
         let set = |tokenizer: &mut TextTokenizer| {
@@ -256,6 +281,24 @@ impl SparseEmbedder {
     /// The names that [`Prompt::Named`] accepts.
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
+    }
+
+    /// The prompts of the model's files, by name.
+    pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.prompts.texts()
+    }
+
+    /// The name of the prompt that [`Prompt::Default`] selects.
+    pub fn default_prompt_name(&self) -> Option<&str> {
+        self.prompts.default_prompt_name()
+    }
+
+    /// The similarity function of the model's files: `cosine`, `dot`, `euclidean` or `manhattan`.
+    /// It is `dot` if the files name none or an unknown one, as in sentence-transformers. It does
+    /// not affect the vectors.
+    pub fn similarity_fn_name(&self) -> &str {
+        let name = self.prompts.similarity_fn_name.as_deref();
+        name.filter(|name| SIMILARITIES.contains(name)).unwrap_or("dot")
     }
 
     /// The text of a prompt; empty for no prompt.
