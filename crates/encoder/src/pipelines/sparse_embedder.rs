@@ -309,11 +309,6 @@ impl SparseEmbedder {
         self.prompts.text(prompt)
     }
 
-    /// The similarity that the model was trained for, by default `dot`.
-    pub fn similarity_fn_name(&self) -> &str {
-        self.prompts.similarity_fn_name.as_deref().unwrap_or("dot")
-    }
-
     /// The maximum length in tokens of texts of a role.
     pub fn max_seq_length(&self, role: TextRole) -> usize {
         let queries = self.queries.as_ref().filter(|_| role == TextRole::Query);
