@@ -23,8 +23,8 @@ impl VectorFile {
     ///
     /// # Errors
     /// - [`VectorsError::Kind`] if the rows are not lists of vectors
-    /// - [`Error::Encoder`] with [`encoder::InputError::VectorWidth`] if the vectors of the queries
-    ///   do not have [`Self::dimension`] values
+    /// - [`crate::Error::Encoder`] with [`encoder::InputError::VectorWidth`] if the vectors of the
+    ///   queries do not have [`Self::dimension`] values
     /// - [`VectorsError::InvalidRow`] for a row with NaN or infinite values
     /// - [`VectorsError::NullVector`] if a row is null or contains null
     /// - [`InputError::Parquet`](crate::InputError::Parquet) or
