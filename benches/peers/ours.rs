@@ -17,10 +17,13 @@ use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
 use encoder::{
-    Embedder, EncoderModel, LoadOptions, Precision, RaggedBatch, Search, SparseIndexBuilder,
-    SparseVector,
+    Embed, EmbedOptions, Embedder, EncoderModel, LoadOptions, MultiVectorEmbedder, Precision,
+    Prompt, RaggedBatch, Row, Search, SparseEmbedder, SparseIndexBuilder, SparseVector,
 };
+use half::f16;
 use mha::{AttentionMask, scaled_dot_product_attention};
+use ops::{MaxSim, VectorSlice};
+use rayon::prelude::*;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -91,7 +94,7 @@ fn serve(
         Request::Load { model, folder, cases: names } => {
             let (hf, precision) = (folder.join("hf"), precision(dtype)?);
             let computes_in_f32 = system == "candle"
-                || ["attention", "search", "sparse-search"].contains(&&model[..]);
+                || ["attention", "search", "sparse-search", "max-sim"].contains(&&model[..]);
             ensure!(
                 precision == Precision::F32 || !computes_in_f32,
                 "{system} computes {model} in f32 only: got {dtype}"
@@ -101,6 +104,9 @@ fn serve(
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("ours", "search") => search(&folder, &names)?,
                 ("ours", "sparse-search") => sparse_search(&folder, &names)?,
+                ("ours", "splade") => splade(&hf, &names, precision)?,
+                ("ours", "colbert") => colbert(&hf, &names, precision)?,
+                ("ours", "max-sim") => max_sim(&folder, &names)?,
                 ("ours", _) => hidden_states(&hf, &names, precision)?,
                 ("candle", "bert-base") => candle(&hf, &names)?,
                 _ => bail!("{system} does not support {model}"),
@@ -251,6 +257,73 @@ fn sparse_vectors(folder: &Path, name: &str) -> Result<Vec<SparseVector>> {
         SparseVector::new(indices[range.clone()].to_vec(), values[range].to_vec())
     };
     Ok(offsets.windows(2).map(row).collect())
+}
+
+/// The sparse vectors of texts.
+fn splade(hf: &Path, names: &[String], precision: Precision) -> Result<HashMap<String, Case>> {
+    let options = LoadOptions::default().with_precision(precision);
+    let model = Rc::new(SparseEmbedder::from_dir(hf, &options)?);
+    let case = |(name, texts): (String, Vec<String>)| {
+        let model = model.clone();
+        let call = move || {
+            let vectors = model.embed(&texts, EmbedOptions::new())?;
+            let mut dense = vec![0f32; vectors.len() * model.dimension()];
+            for (row, vector) in dense.chunks_mut(model.dimension()).zip(&vectors) {
+                for (&index, &value) in vector.indices.iter().zip(&vector.values) {
+                    row[index as usize] = value;
+                }
+            }
+            Ok(Tensor::from_vec(dense, (vectors.len(), model.dimension()), &Cpu)?)
+        };
+        (name, Case::single(call))
+    };
+    Ok(inputs(hf, names)?.map(case).collect())
+}
+
+/// The vectors of the tokens of the case `query` or `document`, as texts of this name.
+fn colbert(hf: &Path, names: &[String], precision: Precision) -> Result<HashMap<String, Case>> {
+    let options = LoadOptions::default().with_precision(precision);
+    let model = Rc::new(MultiVectorEmbedder::from_dir(hf, &options)?);
+    let case = |(name, texts): (String, Vec<String>)| {
+        let (model, prompt) = (model.clone(), name.clone());
+        let call = move || {
+            let options = EmbedOptions::new().with_prompt(Prompt::Named(&prompt));
+            let vectors = model.embed(&texts, options)?;
+            let values: Vec<f32> = vectors.iter().flat_map(Row::values).copied().collect();
+            let rows = values.len() / model.dimension();
+            Ok(Tensor::from_vec(values, (rows, model.dimension()), &Cpu)?)
+        };
+        (name, Case::single(call))
+    };
+    Ok(inputs(hf, names)?.map(case).collect())
+}
+
+/// Case `scores` is the MaxSim of query.npy `(Q, E)` and each document of corpus.npy, which has the
+/// same number of vectors for each, `(B, T, E)` in f16. Case `read` reads the corpus from memory.
+fn max_sim(folder: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
+    let corpus = Tensor::read_npy(folder.join("corpus.npy"))?;
+    let (b, t, e) = corpus.dims3()?;
+    let corpus: Rc<[f16]> = corpus.flatten_all()?.to_vec1()?.into();
+    let query = Tensor::read_npy(folder.join("query.npy"))?.flatten_all()?.to_vec1::<f32>()?;
+    let max_sim = Rc::new(MaxSim::new(&query, e)?);
+    let offsets: Rc<[usize]> = (0..=b).map(|document| document * t).collect();
+    let case = |name: &String| {
+        let (corpus, max_sim, offsets) = (corpus.clone(), max_sim.clone(), offsets.clone());
+        let case = match name.as_str() {
+            "scores" => Case::single(move || {
+                let scores = max_sim.scores(VectorSlice::F16(&corpus), &offsets);
+                Ok(Tensor::new(scores, &Cpu)?.unsqueeze(0)?)
+            }),
+            "read" => Case::single(move || {
+                let words: &[u64] = bytemuck::cast_slice(&corpus);
+                let sums = words.par_chunks(1 << 16).map(|words| words.iter().sum::<u64>() as f64);
+                Ok(Tensor::new(&[[sums.sum::<f64>()]], &Cpu)?)
+            }),
+            _ => bail!("no case {name}"),
+        };
+        Ok((name.clone(), case))
+    };
+    names.iter().map(case).collect()
 }
 
 /// candle-transformers on padded batches of similar length.
