@@ -292,7 +292,9 @@ impl Naming {
         let is_head = || {
             let known = self.names.heads.iter().map(|row| start(row.1));
             let known = known.chain(self.names.ignored.iter().copied());
-            let mut known = known.chain([COLBERT_PROJECTION.1]);
+            // The file of a single module has no projection of ColBERT.
+            let is_encoder = !self.names.model.is_empty();
+            let mut known = known.chain(is_encoder.then_some(COLBERT_PROJECTION.1));
             head.split_once('.').is_some_and(|(beginning, _)| known.any(|head| head == beginning))
         };
         let is_unused = || {

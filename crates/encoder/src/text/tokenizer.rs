@@ -428,6 +428,7 @@ impl TextTokenizer {
                 let mut tokenizer = (*self.tokenizer).clone();
                 self.guarded(|_| tokenizer.add_special_tokens([special]).map(|_| ()))?;
                 self.can_split = guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false);
+                self.ascii = AsciiWordPiece::new(&tokenizer).map(Arc::new);
                 self.tokenizer = Arc::new(tokenizer);
             }
         }
