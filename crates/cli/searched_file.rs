@@ -112,8 +112,14 @@ impl SearchedFile {
         let kind = EmbeddingKind::from_files(&self.files)?;
         from_files(&self.files, options).map_err(|error| {
             // A masked language model, whose files name no kind, is dense by default, and so is
-            // BGE-M3.
-            if kind == expected { error.into() } else { self.other_kind(kind) }
+            // BGE-M3: other errors are those of loading such a model.
+            let has_other_modules = matches!(
+                error,
+                encoder::Error::Config(encoder::ConfigError::Unsupported { .. })
+                    | encoder::Error::File(encoder::FileError::NoFile { .. })
+                    | encoder::Error::Checkpoint(_)
+            );
+            if kind != expected && has_other_modules { self.other_kind(kind) } else { error.into() }
         })
     }
 

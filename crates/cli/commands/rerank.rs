@@ -28,7 +28,7 @@ pub struct Args {
     top: Option<usize>,
 
     /// Name of a prompt of the model to put before the query [default: the model's default prompt,
-    /// if any]
+    /// if any; query for a multi-vector model]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
 

@@ -36,7 +36,7 @@ const CANDIDATES: usize = 100;
   encodle search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
 #[command(mut_arg("model", |argument| argument.help(model_help())))]
 pub struct Args {
-    /// File of dense or sparse vectors that encodle embed wrote: .npy, .parquet or .arrow
+    /// File of vectors that encodle embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
     corpus: PathBuf,
 
@@ -70,7 +70,7 @@ pub struct Args {
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10, value_parser = positive::<usize>)]
     top: usize,
 
-    /// Minimum score of a hit: its cosine, or its dot product if the vectors are sparse
+    /// Minimum score of a hit: its cosine, the dot product of sparse vectors, or the MaxSim
     #[arg(
         long,
         value_name = "SCORE",

@@ -68,9 +68,9 @@ pub struct Args {
     )]
     pooling: Vec<Named<Modes>>,
 
-    /// Kind of embedding, for the model NAME or for all models: dense, or sparse, also for a masked
-    /// language model whose files name no kind. Repeatable [default: the task that the model's
-    /// files name]
+    /// Kind of embedding, for the model NAME or for all models: dense; sparse, also for a masked
+    /// language model whose files name no kind; or multi, a vector per token. Repeatable [default:
+    /// the task that the model's files name]
     #[arg(long, env = "ENCODLE_KIND", value_delimiter = '\n', value_name = "[NAME=]KIND")]
     kind: Vec<Named<EmbeddingKind>>,
 

@@ -16,7 +16,7 @@ use encoder::{Embed, EmbedOptions, LongTexts, Prompt, TextRole, TokenizedTexts, 
 
 use crate::{Error, InvalidRecord, Record, Records, Result, records::InputPosition};
 
-/// [`Embed::TEXTS_PER_CHUNK`] records that are read, embedded and written together, without invalid ones.
+/// [`Embed::texts_per_chunk`] records that are read, embedded and written together, without invalid ones.
 pub(crate) struct Chunk {
     pub(crate) records: Vec<Record>,
     pub(crate) tokenized: TokenizedTexts,
@@ -99,7 +99,7 @@ impl<E: Embed> Reader<E> {
     fn next_part(&mut self) -> Option<Part> {
         let (mut records, mut position) = (vec![], self.position);
         let (mut skipped, mut outcome) = (vec![], Ok(()));
-        for record in self.records.by_ref().take(E::TEXTS_PER_CHUNK) {
+        for record in self.records.by_ref().take(self.embedder.texts_per_chunk()) {
             let after = position.after(&record);
             match record {
                 Ok(record) => records.push(record),

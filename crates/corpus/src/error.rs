@@ -517,7 +517,7 @@ pub enum VectorsError {
         got: String,
     },
 
-    /// The type of the column of vectors is that of neither dense nor sparse vectors.
+    /// The type of the column of vectors is that of no kind of vectors.
     #[error(
         "{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", lists of such \
          lists, or lists of structs of an integer \"index\" and a \"value\" in f32 or f16, got {got}"

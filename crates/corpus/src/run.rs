@@ -246,7 +246,7 @@ impl EmbedRun {
         let mut output =
             PartialOutput::open(&self.output, layout, name.clone(), settings, self.resume)?;
         let position = output.position();
-        skip_to(&mut records, position, E::TEXTS_PER_CHUNK)?;
+        skip_to(&mut records, position, embedder.texts_per_chunk())?;
         let reader = Reader {
             name,
             records,

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// A file of vectors that can be searched: dense ones, `(N, E)`, or sparse ones.
+/// A file of vectors that can be searched: dense ones, `(N, E)`, sparse ones, or lists of vectors.
 ///
 /// # Examples
 /// ```

@@ -158,7 +158,7 @@ impl VectorFile {
         })
     }
 
-    /// Scans [`BATCHES`] batches at a time in parallel.
+    /// Scans [`BATCHES`] batches at a time in parallel, or one per thread of a vector per token.
     fn scan_arrow<T: Send>(
         &self,
         schema: &SchemaRef,
@@ -166,18 +166,23 @@ impl VectorFile {
         scan: impl Fn(u64, Columns) -> Result<T> + Sync,
         merge: impl Fn(&mut T, T),
     ) -> Result<T> {
+        let (batches_per_part, batches_per_group) = match self.row_type {
+            // A batch of rows with a vector per token is large.
+            RowType::Multi { .. } => (1, rayon::current_num_threads()),
+            RowType::Dense { .. } | RowType::Sparse => (BATCHES_PER_PART, BATCHES),
+        };
         let (mut found, mut read) = (none(), 0);
         let mut batches = self.arrow(schema, |name| name == EMBEDDING)?;
         loop {
-            let group = batches.by_ref().take(BATCHES).collect::<Result<Vec<_>>>()?;
+            let group = batches.by_ref().take(batches_per_group).collect::<Result<Vec<_>>>()?;
             if group.is_empty() {
                 return Ok(found);
             }
             let rows = |batches: &[RecordBatch]| -> u64 {
                 batches.iter().map(|batch| batch.num_rows() as u64).sum()
             };
-            let firsts = first_rows(group.chunks(BATCHES_PER_PART).map(rows));
-            let parts = group.par_chunks(BATCHES_PER_PART).zip(firsts);
+            let firsts = first_rows(group.chunks(batches_per_part).map(rows));
+            let parts = group.par_chunks(batches_per_part).zip(firsts);
             let parts = parts.map(|(batches, first)| {
                 scan(read + first, &mut batches.iter().map(|batch| Ok(vectors(batch))))
             });

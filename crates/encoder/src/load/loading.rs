@@ -66,14 +66,19 @@ pub(crate) fn vector(files: &ModelFolder, name: &str) -> Result<Vec<f32>> {
     })
 }
 
-/// The number of rows of a matrix, from the header of the weights file; 0 if there is no such
-/// matrix.
+/// The number of rows of a matrix, from the header of the weights file; 1 if there is no such
+/// matrix, which loading then reports.
 ///
 /// # Errors
-/// [`crate::FileError`] for a missing or damaged file.
-pub(crate) fn rows(files: &ModelFolder, name: &str) -> Result<usize> {
+/// [`crate::FileError`] for a missing or damaged file; [`crate::ConfigError::Unsupported`] for a
+/// matrix without rows.
+pub(crate) fn rows(files: &ModelFolder, name: &'static str) -> Result<usize> {
     let weights = WeightFiles::open(files)?;
-    Ok(weights.info(name).and_then(|info| info.shape.first().copied()).unwrap_or(0))
+    match weights.info(name).and_then(|info| info.shape.first().copied()) {
+        None => Ok(1),
+        Some(0) => Err(Error::unsupported(weights.path(), name, "at least one row", "0 rows")),
+        Some(rows) => Ok(rows),
+    }
 }
 
 /// [`model`] for an encoder with f32 hidden states on a CPU. Modules that are loaded by

@@ -26,14 +26,16 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// The result for a text.
     type Row: Row;
 
-    /// Number of texts of a stream whose rows are in memory together.
-    const TEXTS_PER_CHUNK: usize = TEXTS_PER_CHUNK;
-
     /// The tokenizer.
     fn tokenizer(&self) -> &TextTokenizer;
 
     /// E, the length of a vector.
     fn dimension(&self) -> usize;
+
+    /// Number of texts of a stream whose rows are in memory together.
+    fn texts_per_chunk(&self) -> usize {
+        TEXTS_PER_CHUNK
+    }
 
     /// The settings that change the rows of some texts only, as text; equal settings have equal
     /// texts. A resumed run compares them.
@@ -59,7 +61,7 @@ pub trait Embed: Clone + Send + Sync + 'static {
     ) -> Result<Vec<Self::Row>>;
 
     /// Embeds a stream of texts, in their order, in constant memory:
-    /// [`Self::TEXTS_PER_CHUNK`] texts are read and embedded at a time.
+    /// [`Self::texts_per_chunk`] texts are read and embedded at a time.
     ///
     /// # Errors
     /// The errors of [`Self::tokenize`] and [`Self::embed_rows`]. If a chunk fails, the iterator
@@ -83,7 +85,7 @@ pub trait Embed: Clone + Send + Sync + 'static {
     ) -> impl Iterator<Item = Result<Self::Row>> + 'a {
         let (mut texts, mut failed) = (texts.into_iter(), false);
         let chunks = std::iter::from_fn(move || {
-            let count = if failed { 0 } else { Self::TEXTS_PER_CHUNK };
+            let count = if failed { 0 } else { self.texts_per_chunk() };
             let chunk: Vec<S> = texts.by_ref().take(count).collect();
             if chunk.is_empty() {
                 return None;

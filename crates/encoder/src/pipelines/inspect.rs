@@ -160,10 +160,20 @@ impl Inspection {
                 let (model, modules) = sparse.describe();
                 (sparse.transformer().clone(), model, modules, "SparseEmbedder")
             })),
-            Ok(EmbeddingKind::Multi) => Some(MultiVectorModules::from_files(files).map(|multi| {
-                let modules = multi.describe();
-                (multi.transformer, "EncoderModel", modules, "MultiVectorEmbedder")
-            })),
+            Ok(EmbeddingKind::Multi) => {
+                Some(MultiVectorModules::from_files(files).and_then(|multi| {
+                    multi.check_lengths()?;
+                    let width = match multi.projection {
+                        Some(width) => width,
+                        None => {
+                            ModelConfig::read(&*multi.transformer.config()?)?.encoder.hidden_size
+                        }
+                    };
+                    multi.modules(width, Read::Header, &Device::Cpu)?;
+                    let modules = multi.describe();
+                    Ok((multi.transformer, "EncoderModel", modules, "MultiVectorEmbedder"))
+                }))
+            }
             _ => None,
         };
         let transformer = match &not_dense {

@@ -1,6 +1,7 @@
 //! Embeddings with a vector per token.
 
 use ops::{MaxSim, VectorSlice};
+use rayon::prelude::*;
 use serde::{Serialize, Serializer, ser::SerializeSeq};
 
 use crate::{Result, Row};
@@ -103,19 +104,17 @@ impl LateInteraction {
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn scores(self, query: &MultiVector, documents: &[MultiVector]) -> Result<Vec<f32>> {
-        let (mut values, mut offsets) = (vec![], vec![0]);
-        for document in documents {
+        let max_sim = MaxSim::new(&query.values, query.dimension.max(1))?;
+        let score = |document: &MultiVector| {
             assert!(
                 document.is_empty() || query.is_empty() || document.dimension == query.dimension,
                 "documents: expected vectors of {} values",
                 query.dimension
             );
-            values.extend_from_slice(&document.values);
-            offsets.push(offsets[offsets.len() - 1] + document.len());
-        }
-        let max_sim = MaxSim::new(&query.values, query.dimension.max(1))?;
-        let scores = max_sim.scores(VectorSlice::F32(&values), &offsets);
-        Ok(scores.into_iter().map(|score| self.of_max_sim(score, query.len())).collect())
+            let scores = max_sim.scores(VectorSlice::F32(&document.values), &[0, document.len()]);
+            self.of_max_sim(scores[0], query.len())
+        };
+        Ok(documents.par_iter().map(score).collect())
     }
 
     /// The score of a query with `count` vectors from its MaxSim.

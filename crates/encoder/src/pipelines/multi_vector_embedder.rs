@@ -33,7 +33,8 @@ use crate::{
 /// documents do not apply.
 ///
 /// A query may be filled up with a token whose vectors are scored too. With
-/// [`LongTexts::Windows`](crate::LongTexts::Windows), a text has the vectors of all its windows.
+/// [`LongTexts::Windows`](crate::LongTexts::Windows), a text has the vectors of all its windows,
+/// each of which is filled up.
 ///
 /// # Source
 /// Khattab and Zaharia 2020, <https://arxiv.org/abs/2004.12832>; `MultiVectorEncoder` of
@@ -260,7 +261,8 @@ impl MultiVectorEmbedder {
         run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Vec<MultiVector>> {
         let compute = |batch: &[(&Tokens, usize)]| self.compute(batch, role);
-        rows_in_batches(sequences, TOKEN_BUDGET, run, compute)
+        let length = |tokens: &Tokens| self.max_vectors(tokens.input_ids.len(), role);
+        rows_in_batches(sequences, length, TOKEN_BUDGET, run, compute)
     }
 
     /// The vectors of each text. A text may have none, if the model skips all of its tokens.
@@ -349,9 +351,6 @@ impl MultiVectorEmbedder {
 impl Embed for MultiVectorEmbedder {
     type Row = MultiVector;
 
-    /// The vectors of a text take as much memory as those of hundreds of texts of a dense model.
-    const TEXTS_PER_CHUNK: usize = 256;
-
     /// The tokenizer of texts that are neither queries nor documents.
     fn tokenizer(&self) -> &TextTokenizer {
         &self.other_texts.tokenizer
@@ -359,6 +358,16 @@ impl Embed for MultiVectorEmbedder {
 
     fn dimension(&self) -> usize {
         self.dimension
+    }
+
+    /// At most 256, and fewer for a model of long texts: their vectors take as much memory as those
+    /// of hundreds of texts of a dense model.
+    fn texts_per_chunk(&self) -> usize {
+        /// The most bytes of vectors, unless 32 texts take more.
+        const BYTES: usize = 1 << 26;
+        let max = self.max_seq_length(TextRole::Unspecified);
+        let max = max.max(self.max_seq_length(TextRole::Document));
+        (BYTES / (size_of::<f32>() * max * self.dimension).max(1)).clamp(32, 256)
     }
 
     fn settings(&self) -> String {

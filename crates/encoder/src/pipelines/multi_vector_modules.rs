@@ -3,7 +3,7 @@
 
 use candle_core::Device;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     Error, LateInteraction, Result,
@@ -70,6 +70,19 @@ impl RowModule {
     }
 }
 
+/// Keys of `config_sentence_transformers.json` that PyLate alone writes.
+const PYLATE_KEYS: [&str; 9] = [
+    "query_length",
+    "document_length",
+    "query_expansion",
+    "do_query_expansion",
+    "attend_to_expansion_tokens",
+    "attend_to_mask_tokens",
+    "query_prefix",
+    "document_prefix",
+    "skiplist_words",
+];
+
 /// The settings of PyLate in `config_sentence_transformers.json`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -104,7 +117,8 @@ struct Metadata {
     query_maxlen: Option<usize>,
     doc_maxlen: Option<usize>,
     attend_to_mask_tokens: Option<bool>,
-    mask_punctuation: bool,
+    /// Null is false.
+    mask_punctuation: Option<bool>,
 }
 
 impl Default for Metadata {
@@ -115,45 +129,27 @@ impl Default for Metadata {
             query_maxlen: None,
             doc_maxlen: None,
             attend_to_mask_tokens: None,
-            mask_punctuation: true,
+            mask_punctuation: Some(true),
         }
     }
 }
 
 impl PyLate {
-    /// Whether a key is set that PyLate alone writes.
-    fn is_used(&self) -> bool {
-        let Self { query_length, document_length, do_query_expansion, .. } = self;
-        let attend = self.attend_to_expansion_tokens.or(self.attend_to_mask_tokens);
-        [query_length, document_length].iter().any(|length| length.is_some())
-            || do_query_expansion.or(attend).is_some()
-            || [&self.query_prefix, &self.document_prefix].iter().any(|prefix| prefix.is_some())
-            || self.skiplist_words.is_some()
-            || self.query_expansion.is_some()
-    }
-
-    /// The lengths that override those of `sentence_bert_config.json`.
-    fn apply(&self, lengths: TaskLengths) -> TaskLengths {
-        if !self.is_used() {
-            return lengths;
+    /// The lengths for keys that `sentence_bert_config.json` lacks. `keys` are all keys of the file.
+    fn complete(&self, lengths: TaskLengths, keys: &Map<String, Value>) -> TaskLengths {
+        let document_length = lengths.document_length.or(self.document_length);
+        let query_length = lengths.query_length.or(self.query_length);
+        let is_of_pylate = PYLATE_KEYS.iter().any(|key| keys.contains_key(*key));
+        if lengths.query_expansion.is_some() || !is_of_pylate {
+            return TaskLengths { query_length, document_length, ..lengths };
         }
-        let document_length = self.document_length.or(lengths.document_length);
         let attend = self.attend_to_expansion_tokens.or(self.attend_to_mask_tokens);
-        let query_length = self.query_length.or(lengths.query_length);
-        match &self.query_expansion {
-            Some(query_expansion) => {
-                let query_expansion = query_expansion.clone();
-                TaskLengths { query_length, document_length, query_expansion }
-            }
-            None if self.do_query_expansion == Some(false) => {
-                TaskLengths { query_length, document_length, query_expansion: None }
-            }
-            None => TaskLengths {
-                query_length: lengths.query_length,
-                document_length,
-                query_expansion: fixed(self.query_length, attend),
-            },
-        }
+        let (query_length, query_expansion) = match &self.query_expansion {
+            Some(query_expansion) => (query_length, query_expansion.clone()),
+            None if self.do_query_expansion == Some(false) => (query_length, None),
+            None => (lengths.query_length, fixed(self.query_length, attend)),
+        };
+        TaskLengths { query_length, document_length, query_expansion }
     }
 }
 
@@ -243,13 +239,20 @@ impl MultiVectorModules {
             }
         }
         if is_of_pylate {
-            let words = pylate.skiplist_words.clone();
-            mask = Some(words.map_or_else(TokenMaskConfig::punctuation, TokenMaskConfig::of_words));
+            let has_prefixes = pylate.query_prefix.is_some() || pylate.document_prefix.is_some();
+            mask = Some(match pylate.skiplist_words.clone() {
+                Some(words) => TokenMaskConfig::of_words(words),
+                None if pylate.model_type.is_some() || has_prefixes => {
+                    TokenMaskConfig::punctuation()
+                }
+                None => TokenMaskConfig::default(),
+            });
             rows.push(RowModule::Normalize);
         }
         let loader = Loader::MultiVectorEncoder;
         let sentence = SentenceConfig::from_files(&transformer, loader)?;
-        let mut lengths = pylate.apply(sentence.lengths);
+        let keys = files.json(prompts::FILE)?.unwrap_or_default();
+        let mut lengths = pylate.complete(sentence.lengths, &keys);
         if sentence.max_length.is_some() {
             (lengths.query_length, lengths.document_length) = (None, None);
         }
@@ -312,7 +315,7 @@ impl MultiVectorModules {
             loader: Loader::Transformers,
             projection: Some(load::rows(files, STANFORD_PROJECTION)?),
             rows: vec![RowModule::Normalize],
-            mask: Some(if metadata.mask_punctuation {
+            mask: Some(if metadata.mask_punctuation == Some(true) {
                 TokenMaskConfig::punctuation()
             } else {
                 TokenMaskConfig::default()

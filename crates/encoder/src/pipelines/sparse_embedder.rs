@@ -412,7 +412,8 @@ impl SparseEmbedder {
     ) -> Result<Vec<SparseVector>> {
         let Some(queries) = self.queries.as_ref().filter(|_| role == TextRole::Query) else {
             let compute = |batch: &[(&Tokens, usize)]| self.compute(batch);
-            return rows_in_batches(sequences, TOKEN_BUDGET, run, compute);
+            let length = |tokens: &Tokens| tokens.input_ids.len();
+            return rows_in_batches(sequences, length, TOKEN_BUDGET, run, compute);
         };
         let compute = |chunk: &[(&Tokens, usize)]| {
             let vectors = chunk.iter().map(|(tokens, _)| Ok(self.limited(queries.vector(tokens)?)));

@@ -159,7 +159,12 @@ impl SparseIndex {
     /// If the dimensions differ.
     pub fn merge(&mut self, other: Self) {
         assert_eq!(self.dimension, other.dimension, "merge: the dimensions differ");
-        self.blocks.extend(other.blocks);
+        for block in other.blocks {
+            match self.blocks.last_mut() {
+                Some(last) if last.is_continued_by(&block) => last.append(&block),
+                _ => self.blocks.push(block),
+            }
+        }
     }
 
     /// The `top` rows with the highest dot products for each query, in descending order of the
@@ -192,6 +197,30 @@ impl SparseIndex {
 }
 
 impl Block {
+    /// Whether the rows of another block are the next ones, and both fit into one block.
+    fn is_continued_by(&self, next: &Self) -> bool {
+        self.first + self.row_count as u64 == next.first
+            && self.row_count + next.row_count <= ROWS_PER_BLOCK
+    }
+
+    /// Adds the rows of the next block, for which [`Self::is_continued_by`] is true.
+    fn append(&mut self, next: &Self) {
+        let count = self.values.len() + next.values.len();
+        let (mut rows, mut values) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut starts = Vec::with_capacity(self.starts.len());
+        let own_rows = self.row_count as u16; // less than `ROWS_PER_BLOCK`
+        for (own, more) in self.starts.windows(2).zip(next.starts.windows(2)) {
+            starts.push(rows.len());
+            rows.extend_from_slice(&self.rows[own[0]..own[1]]);
+            rows.extend(next.rows[more[0]..more[1]].iter().map(|row| own_rows + row));
+            values.extend_from_slice(&self.values[own[0]..own[1]]);
+            values.extend_from_slice(&next.values[more[0]..more[1]]);
+        }
+        starts.push(rows.len());
+        let row_count = self.row_count + next.row_count;
+        *self = Self { first: self.first, row_count, starts, rows, values };
+    }
+
     fn search(&self, query: &SparseVector, top: usize) -> Result<Nearest> {
         let mut scores = vec![0f32; self.row_count];
         for (&index, &weight) in query.indices.iter().zip(&query.values) {

@@ -176,9 +176,12 @@ fn ward_merges(mut distances: Distances) -> Vec<Merge> {
         (sizes[x], sizes[y]) = (0.0, of_x + of_y); // y becomes the union
         for i in (0..n).filter(|&i| sizes[i] > 0.0 && i != y) {
             let (to_x, to_y) = (*distances.get(i, x), *distances.get(i, y));
-            let sum = (of_x + sizes[i]) * to_x * to_x + (of_y + sizes[i]) * to_y * to_y
-                - sizes[i] * height * height;
-            *distances.get(i, y) = (sum / (of_x + of_y + sizes[i])).sqrt();
+            // In the order of SciPy's operations, which decides ties.
+            let share = 1.0 / (of_x + of_y + sizes[i]);
+            let sum = (sizes[i] + of_x) * share * to_x * to_x
+                + (sizes[i] + of_y) * share * to_y * to_y
+                - sizes[i] * share * height * height;
+            *distances.get(i, y) = sum.sqrt();
         }
         merges.push((x, y, height));
     }

@@ -245,12 +245,23 @@ pub(crate) fn in_batches<T: Send>(
     compute: impl Fn(&[(&Tokens, usize)]) -> Result<T> + Sync,
 ) -> Result<(Vec<T>, Vec<u32>)> {
     let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
+    in_batches_of(sequences, &lengths, budget, run, compute)
+}
+
+/// [`in_batches`] for sequences of which `lengths` tokens are computed.
+fn in_batches_of<T: Send>(
+    sequences: &[(&Tokens, usize)],
+    lengths: &[usize],
+    budget: usize,
+    run: &mut dyn FnMut(&mut Batch) -> Result<()>,
+    compute: impl Fn(&[(&Tokens, usize)]) -> Result<T> + Sync,
+) -> Result<(Vec<T>, Vec<u32>)> {
     // Sequences are sorted by length although nothing is padded. Batches, and their parts in
     // `forward_ragged`, end between sequences: neighbours of equal length fill them evenly, and
     // give the threads attention tasks of equal size.
-    let order = by_length(&lengths);
+    let order = by_length(lengths);
     let mut results = vec![];
-    for batch in within_budget(&order, &lengths, budget) {
+    for batch in within_budget(&order, lengths, budget) {
         let batch: Vec<(&Tokens, usize)> = batch.iter().map(|&i| sequences[i]).collect();
         results.push(within(run, || compute(&batch))?);
     }
@@ -262,16 +273,19 @@ pub(crate) fn in_batches<T: Send>(
 }
 
 /// [`in_batches`] for results that are rows, one per sequence: returns the row of each sequence.
+/// `length` is the number of tokens of a sequence that are computed.
 ///
 /// # Errors
 /// The errors of [`in_batches`].
 pub(crate) fn rows_in_batches<R: Default + Send>(
     sequences: &[(&Tokens, usize)],
+    length: impl Fn(&Tokens) -> usize,
     budget: usize,
     run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     compute: impl Fn(&[(&Tokens, usize)]) -> Result<Vec<R>> + Sync,
 ) -> Result<Vec<R>> {
-    let (rows, positions) = in_batches(sequences, budget, run, compute)?;
+    let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| length(tokens)).collect();
+    let (rows, positions) = in_batches_of(sequences, &lengths, budget, run, compute)?;
     let mut rows: Vec<R> = rows.into_iter().flatten().collect();
     let take = |position: u32| std::mem::take(&mut rows[position as usize]);
     Ok(positions.into_iter().map(take).collect())

@@ -81,8 +81,8 @@ pub struct TextTokenizer {
     /// The file of the vocabulary, for errors.
     path: String,
     max_seq_length: usize,
-    /// Maximum number of characters of a text; the rest of the text is not tokenized.
-    max_characters: usize,
+    /// If set, a text is cut to this number of characters per token of the maximum length.
+    characters_per_token: Option<usize>,
     /// The source of `max_seq_length`, for errors.
     max_length_path: String,
     mask_token: String,
@@ -251,7 +251,7 @@ impl TextTokenizer {
             ascii: AsciiWordPiece::new(&tokenizer).map(Arc::new),
             tokenizer: Arc::new(tokenizer),
             max_seq_length,
-            max_characters: usize::MAX,
+            characters_per_token: None,
             max_length_path,
             mask_token: settings.named("mask_token").to_string(),
             truncation_side,
@@ -290,11 +290,9 @@ impl TextTokenizer {
         if limit == Some(0) {
             return Err(ConfigError::NoRoom { path: max_length_path, got: 0, special: 0 }.into());
         }
-        let max_characters = match rules {
-            StaticRules::Model2Vec { max_length: Some(max_length) } => {
-                max_length.saturating_mul(median_characters(&tokenizer))
-            }
-            _ => usize::MAX,
+        let characters_per_token = match rules {
+            StaticRules::Model2Vec { .. } => Some(median_characters(&tokenizer)),
+            StaticRules::SentenceTransformers => None,
         };
         let truncation_side = match (rules, truncation) {
             (StaticRules::SentenceTransformers, Some(truncation)) => truncation.direction,
@@ -308,7 +306,7 @@ impl TextTokenizer {
             ascii: AsciiWordPiece::new(&tokenizer).map(Arc::new),
             tokenizer: Arc::new(tokenizer),
             max_seq_length: limit.unwrap_or(UNLIMITED),
-            max_characters,
+            characters_per_token,
             max_length_path,
             mask_token: String::new(),
             truncation_side,
@@ -388,6 +386,11 @@ impl TextTokenizer {
             return Err(ConfigError::MaxSeqLength { got, max }.into());
         }
         self.with_max_seq_length(got)
+    }
+
+    /// The number of characters that a text is cut to before it is tokenized.
+    fn max_characters(&self) -> usize {
+        self.characters_per_token.map_or(usize::MAX, |n| n.saturating_mul(self.max_seq_length))
     }
 
     /// Sets the side on which truncation removes tokens, instead of that of the model's files.
@@ -550,7 +553,7 @@ impl TextTokenizer {
     /// The token ids of a text, without special tokens, truncated to `max` tokens.
     fn text_ids(&self, text: &str, max: usize) -> Result<TextIds> {
         let (mut ids, mut all) = (vec![], 0);
-        let (text, rest) = split_at_character(text, self.max_characters);
+        let (text, rest) = split_at_character(text, self.max_characters());
         if !rest.is_empty() {
             // Tokens that are not computed for the vector; they are counted for warnings.
             self.for_each_chunk(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use encoder::{
     Embed, EmbedOptions, Embedder, LongTexts, MultiVector, MultiVectorEmbedder, Prompt,
-    SparseEmbedder, SparseVector, TextTokenizer, TruncationSide,
+    SparseEmbedder, SparseVector, TextRole, TextTokenizer, TruncationSide,
 };
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -198,27 +198,49 @@ pub async fn sparse_vectors(
     rows(app, &found.model, embedder, None, row_size, texts, options).await
 }
 
-/// The vectors of the tokens of texts. `check` checks the number of their values before they are
-/// computed.
+/// Tokenized texts for a multi-vector model.
+pub struct MultiVectorTexts {
+    pub sequences: Vec<Sequence>,
+    role: TextRole,
+    /// The largest number of values of all vectors.
+    pub values: usize,
+}
+
+impl MultiVectorTexts {
+    pub async fn new(
+        app: &App,
+        embedder: &Arc<MultiVectorEmbedder>,
+        texts: TextsOrIds,
+        options: Options,
+    ) -> Result<Self, Failure> {
+        let field = options.field;
+        check_count(&app.limits, texts.lengths().len(), field)?;
+        let role = embedder.role(EmbedOptions::new().with_prompt(options.prompt()));
+        let tokenized = tokenize(&app.tokenizer_pool, embedder, texts, options).await;
+        let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
+        let lengths = sequences.iter().map(|sequence| sequence.tokens.input_ids.len());
+        let vectors = lengths.map(|length| embedder.max_vectors(length, role)).sum::<usize>();
+        Ok(Self { sequences, role, values: vectors * embedder.dimension() })
+    }
+
+    /// The computation of the vectors.
+    pub fn target(&self, found: &TaskModel<MultiVectorEmbedder>) -> Target<MultiVector> {
+        found.model.rows(found.pipeline.clone(), self.role, None)
+    }
+}
+
+/// The vectors of the tokens of texts.
 pub async fn multi_vectors(
     app: &App,
     found: &TaskModel<MultiVectorEmbedder>,
     texts: TextsOrIds,
     options: Options,
-    check: impl FnOnce(usize, &'static str) -> Result<(), Failure>,
 ) -> Result<Outputs<MultiVector>, Failure> {
-    let (embedder, field) = (&found.pipeline, options.field);
-    check_count(&app.limits, texts.lengths().len(), field)?;
-    let role = embedder.role(EmbedOptions::new().with_prompt(options.prompt()));
-    let tokenized = tokenize(&app.tokenizer_pool, embedder, texts, options).await;
-    let sequences = tokenized.map_err(|failure| failure.with_default_field(field))?;
-    let lengths = sequences.iter().map(|sequence| sequence.tokens.input_ids.len());
-    let vectors = lengths.map(|length| embedder.max_vectors(length, role)).sum::<usize>();
-    let values = vectors * embedder.dimension();
-    check(values, field)?;
-    let memory = app.memory.reserve(size_of::<f32>() * values, field).await?;
-    let target = found.model.rows(embedder.clone(), role, None);
-    compute(&app.engine, target, sequences, memory).await
+    let field = options.field;
+    let texts = MultiVectorTexts::new(app, &found.pipeline, texts, options).await?;
+    check_response(texts.values, field)?;
+    let memory = app.memory.reserve(size_of::<f32>() * texts.values, field).await?;
+    compute(&app.engine, texts.target(found), texts.sequences, memory).await
 }
 
 /// The rows of texts, of `row_size` bytes each, by an embedding model that shares the weights of

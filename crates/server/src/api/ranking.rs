@@ -8,10 +8,13 @@ use tokio::task::spawn_blocking;
 
 use super::{
     checks::{check_count, check_size},
-    embedding::{Options, Outputs, TextsOrIds, compute, multi_vectors, sequence_bytes, sequences},
+    embedding::{
+        MultiVectorTexts, Options, Outputs, TextsOrIds, compute, sequence_bytes, sequences,
+    },
 };
 use crate::{
     app::App,
+    engine::token_count,
     failure::{Failure, Kind},
     memory::MemoryReservation,
     registry::{Registry, TaskModel},
@@ -125,20 +128,30 @@ async fn max_sims(
         ..options.clone()
     };
     let options = Options { prompt_name: Some("document".to_string()), ..options };
-    let query = TextsOrIds::Text(query);
-    let query = multi_vectors(app, found, query, of_query, |_, _| Ok(())).await?;
-    let texts = TextsOrIds::Texts(Arc::unwrap_or_clone(documents));
-    let documents = multi_vectors(app, found, texts, options, |_, _| Ok(())).await?;
-    let similarity = found.pipeline.similarity();
-    let (values, own) = (documents.values, query.values);
-    let scores = move || similarity.scores(&own[0], &values);
+    let (query, field) = (TextsOrIds::Text(query), options.field);
+    let query = MultiVectorTexts::new(app, &found.pipeline, query, of_query).await?;
+    let documents = TextsOrIds::Texts(Arc::unwrap_or_clone(documents));
+    let documents = MultiVectorTexts::new(app, &found.pipeline, documents, options).await?;
+    // Memory for both at once: a request that holds some does not wait for more.
+    let values = query.values + documents.values;
+    let memory = app.memory.reserve(size_of::<f32>() * values, field).await?;
+    let query_tokens = token_count(&query.sequences);
+    let query_truncated = usize::from(query.sequences[0].tokens.truncated > 0);
+    let query = app.engine.compute(query.target(found), query.sequences).await?;
+    let target = documents.target(found);
+    let documents = compute(&app.engine, target, documents.sequences, memory).await?;
+    let (similarity, vectors) = (found.pipeline.similarity(), documents.values);
+    let scores = move || similarity.scores(&query[0], &vectors);
     let scores = spawn_blocking(scores).await.map_err(|_| {
         let message = "the computation of the scores panicked: this is a defect of the server";
         Failure::new(Kind::Internal, message)
     })??;
-    let (tokens, truncated) =
-        (query.tokens + documents.tokens, query.truncated + documents.truncated);
-    Ok(DocumentScores { scores, tokens, truncated, memory: documents.memory })
+    Ok(DocumentScores {
+        scores,
+        tokens: query_tokens + documents.tokens,
+        truncated: query_truncated + documents.truncated,
+        memory: documents.memory,
+    })
 }
 
 /// The logits of texts or pairs. `extra_bytes` more bytes are tokenized with each.

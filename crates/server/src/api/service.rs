@@ -74,8 +74,8 @@ impl LabelMaps {
 #[derive(Serialize, ToSchema)]
 struct ModelInfo {
     name: String,
-    /// `embedding`, `sparse_embedding`, `sequence_classification`, `token_classification`,
-    /// `question_answering` or `fill_mask`
+    /// `embedding`, `sparse_embedding`, `multi_vector_embedding`, `sequence_classification`,
+    /// `token_classification`, `question_answering` or `fill_mask`
     task: &'static str,
     dtype: &'static str,
     /// Width of the hidden states

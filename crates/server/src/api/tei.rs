@@ -204,8 +204,7 @@ pub async fn embed_all(
         }
         Err(failure) => {
             let found = embedding::find(&app.registry, name).map_err(|_| failure)?;
-            let embedded =
-                embedding::multi_vectors(&app, &found, inputs, options, check_response).await?;
+            let embedded = embedding::multi_vectors(&app, &found, inputs, options).await?;
             (found.name, embedded)
         }
     };
@@ -436,7 +435,7 @@ pub struct RankRequest {
     /// Side on which long texts are truncated [default: that of the model's files]
     #[serde(default, deserialize_with = "optional_choice")]
     truncation_direction: Option<Direction>,
-    /// Return logits instead of scores [default: false]
+    /// Return logits instead of scores; a multi-vector model has scores only [default: false]
     #[serde(default)]
     raw_scores: Option<bool>,
     /// Return the texts [default: false]
