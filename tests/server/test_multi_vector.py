@@ -38,6 +38,18 @@ def test_vectors_equal_sentence_transformers(golden, tensors, model, side):
     assert np.abs(got - expected).max() <= 1e-6
 
 
+def test_the_route_of_jina_selects_the_side_by_input_type(golden):
+    for side, fields in [("query", {"input_type": "query"}), ("document", {})]:
+        for texts in (TEXTS[:3], TEXTS[0]):
+            body = {"model": "expansion", "input": texts, "embedding_type": "float", "dimensions": 8}
+            response = golden.json("/v1/multi-vector", body | fields)
+            of_tei = {"model": "expansion", "inputs": texts, "prompt_name": side}
+            data = response["data"]
+            assert [one["embeddings"] for one in data] == golden.json("/embed_all", of_tei)
+            assert [one["index"] for one in data] == list(range(len(data)))
+            assert response["usage"]["total_tokens"] > 0
+
+
 @pytest.mark.parametrize("path, texts, results, score", [
     ("/rerank", "texts", None, "score"),
     ("/v1/rerank", "documents", "results", "relevance_score"),
@@ -82,6 +94,10 @@ def test_a_route_of_other_vectors_names_embed_all(golden, path, body, status, in
     ("/embed_all", {"inputs": ["a"] * 2049}, 413, "tei"),
     ("/embed_all", {"inputs": "a", "prompt_name": "nope"}, 400, "tei"),
     ("/embed_all", {"inputs": "a", "normalize": True}, 422, "tei"),
+    ("/v1/multi-vector", {"input": "a", "dimensions": 4}, 400, "openai"),
+    ("/v1/multi-vector", {"input": "a", "input_type": "passage"}, 400, "openai"),
+    ("/v1/multi-vector", {"input": "a", "embedding_type": "binary"}, 400, "openai"),
+    ("/v1/multi-vector", {"input": [[2, 3]]}, 400, "openai"),
     ("/rerank", {"query": "", "texts": []}, 400, "tei"),
     ("/v1/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 3}, 400, "cohere"),
 ])

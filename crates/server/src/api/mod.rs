@@ -5,6 +5,7 @@ mod checks;
 mod cohere;
 mod embedding;
 pub(crate) mod fields;
+mod jina;
 mod nested;
 mod openai;
 mod ranking;
@@ -54,6 +55,7 @@ use crate::{
     tags(
         (name = "OpenAI", description = "The interface of OpenAI's embeddings"),
         (name = "TEI", description = "The interface of text-embeddings-inference"),
+        (name = "Jina", description = "The interface of Jina's multi-vector embeddings"),
         (name = "Rerank", description = "The interface of Cohere's and Jina's rerankers"),
         (name = "Tasks", description = "The tasks of the command `encodle`"),
         (name = "Service", description = "Health, metrics and models"),
@@ -97,6 +99,7 @@ pub(crate) fn build(app: Arc<App>, api_keys: ApiKeys) -> Router {
         .routes(routes!(tei::similarity))
         .routes(routes!(tei::tokenize))
         .routes(routes!(tei::decode))
+        .routes(routes!(jina::multi_vector))
         .routes(routes!(cohere::rerank_v1))
         .routes(routes!(cohere::rerank_v2))
         .routes(routes!(attention::attention))

@@ -77,9 +77,9 @@ enum Vector {
 }
 
 #[derive(Serialize, ToSchema)]
-struct Usage {
-    prompt_tokens: usize,
-    total_tokens: usize,
+pub struct Usage {
+    pub prompt_tokens: usize,
+    pub total_tokens: usize,
 }
 
 /// Compute the embeddings of texts
