@@ -47,7 +47,7 @@ def documented_routes():
     section = (ROOT / "docs/server.md").read_text().split("## Routes\n\n", 1)[1]
     table = section.split("\n\n", 1)[0]
     routes, method = [], None
-    for found in re.findall(r"(GET|POST)?\s*(/[\w{}/.]*)", " ".join(re.findall(r"`([^`]*)`", table))):
+    for found in re.findall(r"(GET|POST)?\s*(/[\w{}/.-]*)", " ".join(re.findall(r"`([^`]*)`", table))):
         method = found[0] or method
         routes.append((method, found[1]))
     assert len(set(routes)) > 20, routes
