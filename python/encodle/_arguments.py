@@ -274,6 +274,12 @@ def check_not_negative(**arguments: int | None) -> None:
     _check_integers(arguments, 0, "0 or a positive integer")
 
 
+def check_task(task: str | None) -> None:
+    """Raises ValueError for an unknown task of `encode`."""
+    if task not in (None, "query", "document"):
+        raise ValueError(f'task {task!r} is unknown: expected "query" or "document"')
+
+
 def check_str(**arguments: str) -> None:
     """Raises TypeError for the first argument that is not a str, EncodleError for a str with a lone
     surrogate."""
@@ -483,6 +489,11 @@ class Progress:
     def __init__(self, total: int, show: bool | None, unit: str = "texts") -> None:
         self._total, self._unit = total, unit
         self.callback: Callable[[int], None] | None = self._show if show else None
+
+    @classmethod
+    def of(cls, texts: Any, show: bool | None) -> Progress:
+        """The progress of texts in a form of `text_list`."""
+        return cls(len(texts) if hasattr(texts, "__len__") else 0, show)
 
     def _show(self, done: int) -> None:
         of = f" of {self._total:,}" if self._total else ""
