@@ -18,7 +18,7 @@ import numpy as np
 
 from . import _encodle
 from ._encodle import EncodleError
-from .types import Encode, ModelPrecision, Predict, Similarity, SparseEncode
+from .types import Encode, ModelPrecision, MultiVectorEncode, Predict, Similarity, SparseEncode
 
 logger = logging.getLogger("encodle")
 
@@ -414,6 +414,12 @@ def sparse_encode_method(method: Callable[..., Any]) -> SparseEncode:
     """Decorator: the method has the overloads of `SparseEncode`, and accepts `sentences` for
     `inputs`."""
     return cast(SparseEncode, _accepts_sentences(method))
+
+
+def multi_vector_encode_method(method: Callable[..., Any]) -> MultiVectorEncode:
+    """Decorator: the method has the overloads of `MultiVectorEncode`, and accepts `sentences` for
+    `inputs`."""
+    return cast(MultiVectorEncode, _accepts_sentences(method))
 
 
 def similarity_method(method: Callable[..., Any]) -> Similarity:

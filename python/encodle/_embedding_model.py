@@ -74,7 +74,7 @@ class EmbeddingModel(Model[Native]):
 
     @similarity_fn_name.setter
     def similarity_fn_name(self, name: str | SimilarityFunction) -> None:
-        self._similarity_fn_name = similarity.canonical_name(name)
+        self._similarity_fn_name = similarity.canonical_name(name, self.SUPPORTED_SIMILARITY_FN_NAMES)
 
     def get_max_seq_length(self) -> int:
         """`max_seq_length`."""
