@@ -12,6 +12,7 @@ from .batch import BatchEmbedder
 from .classifiers import MaskFiller, QuestionAnswerer, TextClassifier, TokenClassifier
 from .corpus import EmbedSummary, embed_file
 from .cross_encoder import CrossEncoder
+from .multi_vector_encoder import MultiVectorEncoder
 from .quantization import quantize_embeddings
 from .sentence_transformer import SentenceTransformer
 from .similarity import SimilarityFunction
@@ -25,6 +26,7 @@ __all__ = [
     "EmbedSummary",
     "EncodleError",
     "MaskFiller",
+    "MultiVectorEncoder",
     "QuestionAnswerer",
     "SentenceTransformer",
     "SimilarityFunction",

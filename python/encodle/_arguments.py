@@ -18,7 +18,7 @@ import numpy as np
 
 from . import _encodle
 from ._encodle import EncodleError
-from .types import Encode, ModelPrecision, Predict, Similarity, SparseEncode
+from .types import Encode, ModelPrecision, MultiVectorEncode, Predict, Similarity, SparseEncode
 
 logger = logging.getLogger("encodle")
 
@@ -274,6 +274,12 @@ def check_not_negative(**arguments: int | None) -> None:
     _check_integers(arguments, 0, "0 or a positive integer")
 
 
+def check_task(task: str | None) -> None:
+    """Raises ValueError for an unknown task of `encode`."""
+    if task not in (None, "query", "document"):
+        raise ValueError(f'task {task!r} is unknown: expected "query" or "document"')
+
+
 def check_str(**arguments: str) -> None:
     """Raises TypeError for the first argument that is not a str, EncodleError for a str with a lone
     surrogate."""
@@ -410,6 +416,12 @@ def sparse_encode_method(method: Callable[..., Any]) -> SparseEncode:
     return cast(SparseEncode, _accepts_sentences(method))
 
 
+def multi_vector_encode_method(method: Callable[..., Any]) -> MultiVectorEncode:
+    """Decorator: the method has the overloads of `MultiVectorEncode`, and accepts `sentences` for
+    `inputs`."""
+    return cast(MultiVectorEncode, _accepts_sentences(method))
+
+
 def similarity_method(method: Callable[..., Any]) -> Similarity:
     """Decorator: the method has the overloads of `Similarity`, and returns a tensor if an argument has
     tensors."""
@@ -483,6 +495,11 @@ class Progress:
     def __init__(self, total: int, show: bool | None, unit: str = "texts") -> None:
         self._total, self._unit = total, unit
         self.callback: Callable[[int], None] | None = self._show if show else None
+
+    @classmethod
+    def of(cls, texts: Any, show: bool | None) -> Progress:
+        """The progress of texts in a form of `text_list`."""
+        return cls(len(texts) if hasattr(texts, "__len__") else 0, show)
 
     def _show(self, done: int) -> None:
         of = f" of {self._total:,}" if self._total else ""

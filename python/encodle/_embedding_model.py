@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from . import _arguments, _prompts, similarity
+from ._encodle import EncodleError
 from ._model import Model, ModelCardData
 from ._pipeline import Native
 from .similarity import SimilarityFunction
-from .types import Texts
+from .types import LongTexts, Texts
 
 if TYPE_CHECKING:
     from .batch import BatchEmbedder
@@ -73,7 +74,7 @@ class EmbeddingModel(Model[Native]):
 
     @similarity_fn_name.setter
     def similarity_fn_name(self, name: str | SimilarityFunction) -> None:
-        self._similarity_fn_name = similarity.canonical_name(name)
+        self._similarity_fn_name = similarity.canonical_name(name, self.SUPPORTED_SIMILARITY_FN_NAMES)
 
     def get_max_seq_length(self) -> int:
         """`max_seq_length`."""
@@ -94,7 +95,7 @@ class EmbeddingModel(Model[Native]):
 
     def _dimension(self, batches: BatchEmbedder) -> int:
         """The length of each vector in the column of `batches`."""
-        raise NotImplementedError
+        return self.get_embedding_dimension()
 
     def _column_type(self, batches: BatchEmbedder) -> Any:
         """The Arrow type of the column of `batches`."""
@@ -103,6 +104,34 @@ class EmbeddingModel(Model[Native]):
     def _column(self, texts: Any, batches: BatchEmbedder) -> tuple[Any, list[tuple[int, str]]]:
         """The Arrow array of the embeddings of the valid texts, and the other rows with reasons."""
         raise NotImplementedError
+
+    def _embed(
+        self,
+        texts: Any,
+        prompt: str,
+        settings: tuple[Any, ...],
+        long_texts: LongTexts,
+        progress: _arguments.Progress,
+    ) -> Any:
+        """The embeddings of the native class; `settings` are the arguments of its method `embed` after
+        the prompt.
+
+        Raises EncodleError for the first invalid text.
+        """
+        embeddings, invalid = self._native.embed(
+            texts, prompt, *settings, long_texts, False, progress.callback
+        )
+        if invalid:
+            row, reason = invalid[0]
+            raise EncodleError(f"text {row}: {reason}")
+        return embeddings
+
+    def _embed_batch(self, texts: Any, batches: BatchEmbedder, *settings: Any) -> Any:
+        """The embeddings of the native class for the column of `batches`, with `settings` as for
+        `_embed`, and the rows without embeddings with reasons."""
+        prompt = self._resolve_prompt(batches.prompt, batches.prompt_name)
+        skip = batches.on_error == "skip"
+        return self._native.embed(texts, prompt, *settings, batches.long_texts, skip, None)
 
     def _test_values(self, text: str) -> np.ndarray:
         """The values of the embedding of a text without a prompt, to detect changed weights."""

@@ -28,6 +28,7 @@ __all__ = [
     "CrossEncoder",
     "Embedder",
     "EncodleError",
+    "MultiVectorEmbedder",
     "SparseEmbedder",
     "Task",
     "__version__",
@@ -113,6 +114,39 @@ class SparseEmbedder:
     def decode(
         self, indices: NDArray[np.uint32], values: NDArray[np.float32]
     ) -> list[tuple[str, float]]: ...
+    def tokenize(self, texts: _Texts, prompt: str) -> _Tokens: ...
+
+@final
+class MultiVectorEmbedder:
+    def __new__(cls, model: _Source, precision: str, threads: int | None) -> MultiVectorEmbedder: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def max_seq_length(self) -> int: ...
+    @property
+    def prompts(self) -> list[tuple[str, str]]: ...
+    @property
+    def default_prompt_name(self) -> str | None: ...
+    @property
+    def similarity_fn_name(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def with_max_seq_length(self, max_seq_length: int) -> MultiVectorEmbedder: ...
+    def embed(
+        self,
+        texts: _Texts,
+        prompt: str,
+        task: str | None,
+        long_texts: str,
+        skip: bool,
+        progress: _Progress,
+    ) -> tuple[list[NDArray[np.float32]], list[tuple[int, str]]]: ...
+    def similarity(
+        self, queries: list[NDArray[np.float32]], documents: list[NDArray[np.float32]], function: str
+    ) -> NDArray[np.float32]: ...
+    def similarity_pairwise(
+        self, queries: list[NDArray[np.float32]], documents: list[NDArray[np.float32]], function: str
+    ) -> NDArray[np.float32]: ...
     def tokenize(self, texts: _Texts, prompt: str) -> _Tokens: ...
 
 @final

@@ -11,11 +11,11 @@ from encodle import BatchEmbedder, EncodleError
 
 
 def check_dense(vector_type: pa.DataType) -> None:
-    """Raises EncodleError for the type of a column of sparse vectors."""
+    """Raises EncodleError for the type of a column of sparse vectors or of several vectors."""
     if not pa.types.is_fixed_size_list(vector_type):
         raise EncodleError(
-            "the adapters for Spark and Daft have no columns of sparse vectors: expected a dense model; "
-            "use encodle.BatchEmbedder or encodle.ray"
+            "the adapters for Spark and Daft have no columns of sparse vectors or of a vector per token: "
+            "expected a dense model; use encodle.BatchEmbedder or encodle.ray"
         )
 
 

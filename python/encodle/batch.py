@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from . import _arguments, _encodle
 from ._encodle import EncodleError
 from ._embedding_model import EmbeddingModel
+from .multi_vector_encoder import MultiVectorEncoder
 from .sentence_transformer import SentenceTransformer
 from .sparse_encoder import SparseEncoder
 from .types import LongTexts, ModelPrecision
@@ -44,15 +45,18 @@ if hasattr(os, "register_at_fork"):
 class BatchEmbedder:
     """Appends a column of vectors to Arrow record batches and tables.
 
-    model: see `SentenceTransformer`, or a sparse model (see `SparseEncoder`) if its files name this
-        kind; a path that exists becomes absolute
+    model: see `SentenceTransformer`, or a sparse model (see `SparseEncoder`) or multi-vector model (see
+        `MultiVectorEncoder`) if its files name this kind; a path that exists becomes absolute
     column: the name of the column of texts
-    output_column: the name of the column of vectors: fixed_size_list<float32>[E], or for a sparse
-        model list<struct<index: uint32, value: float32>>
+    output_column: the name of the column of vectors: fixed_size_list<float32>[E]; for a sparse model
+        list<struct<index: uint32, value: float32>>; for a multi-vector model
+        list<fixed_size_list<float16>[E]>
     precision, pooling: see `SentenceTransformer`
     prompt_name, prompt, normalize_embeddings, truncate_dim, long_texts: see
         `SentenceTransformer.encode`. For a sparse model, `prompt_name="query"` also selects the
-        weights for queries, and `normalize_embeddings` and `truncate_dim` raise ValueError
+        weights for queries, and `normalize_embeddings` and `truncate_dim` raise ValueError. For a
+        multi-vector model, `prompt_name="query"` and "document" also select the task, and
+        `truncate_dim` raises ValueError
     on_error: "raise" raises EncodleError for an invalid row (null, not UTF-8, no tokens, or too
         long with `long_texts="refuse"`); "skip" leaves the row out and lists it in a warning of the
         logger "encodle"
@@ -117,8 +121,11 @@ class BatchEmbedder:
 
     def _opened(self) -> EmbeddingModel[Any]:
         path = _arguments.model_path(self.model)
-        if not self.pooling and _encodle.embedding_kind(path) == "sparse":
+        kind = "dense" if self.pooling else _encodle.embedding_kind(path)
+        if kind == "sparse":
             return SparseEncoder(path, precision=self.precision, threads=self.threads)
+        if kind == "multi":
+            return MultiVectorEncoder(path, precision=self.precision, threads=self.threads)
         return SentenceTransformer(
             self.model, precision=self.precision, pooling=self.pooling, threads=self.threads
         )

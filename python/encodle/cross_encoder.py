@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _arguments, _encodle, _prompts
 from ._model import Model, ModelCardData
+from ._ranking import check_sequence, document_list, ranked
 from .types import Activation, ModelPrecision, Pair, Pairs, Ranked
 
 
@@ -204,8 +205,7 @@ class CrossEncoder(Model[_encodle.CrossEncoder]):
                 f"the model has {self.num_labels} labels: expected 1, for reranking; use "
                 "predict for the scores of all labels"
             )
-        _check_sequence("documents", documents, "a list of texts")
-        documents = list(documents)
+        documents = document_list(documents)
         scores = self.predict(
             [(query, document) for document in documents],
             prompt_name=prompt_name,
@@ -215,12 +215,7 @@ class CrossEncoder(Model[_encodle.CrossEncoder]):
             activation_fn=activation_fn,
             device=device,
         )
-        ranked: list[Ranked] = []
-        for i in sorted(range(len(documents)), key=lambda i: -scores[i])[:top_k]:
-            ranked.append({"corpus_id": i, "score": float(scores[i])})
-            if return_documents:
-                ranked[-1]["text"] = documents[i]
-        return ranked
+        return ranked(documents, scores, top_k, return_documents)
 
 
 def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
@@ -228,7 +223,7 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
 
     Raises TypeError for an argument that is neither a pair of str nor a sequence of such pairs.
     """
-    _check_sequence("inputs", inputs, "a pair of texts, or a list of pairs")
+    check_sequence("inputs", inputs, "a pair of texts, or a list of pairs")
     items = inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
     single = bool(items) and isinstance(items[0], str)
     pairs = [items] if single else items
@@ -239,14 +234,6 @@ def _pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
             if not isinstance(text, str):
                 raise TypeError(f"pair {i} contains {text!r}: expected two str")
     return single, [(first, second) for first, second in pairs]
-
-
-def _check_sequence(name: str, value: Any, expected: str) -> None:
-    """Raises TypeError for a str and for a value that is not a sequence."""
-    _arguments.check_not_data_frame(**{name: value})
-    is_collection = hasattr(value, "__iter__")
-    if not is_collection or isinstance(value, (str, bytes, Mapping, set, frozenset)):
-        raise TypeError(f"{name} is {value!r}: expected {expected}")
 
 
 def _activated(activation_fn: Activation, logits: np.ndarray) -> np.ndarray:

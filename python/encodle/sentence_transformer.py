@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _arguments, _encodle
-from ._encodle import EncodleError
 from ._embedding_model import FEATURES, EmbeddingModel
 from .quantization import PRECISIONS, quantize_embeddings
 from .similarity import SimilarityFunction
@@ -172,15 +171,8 @@ class SentenceTransformer(EmbeddingModel[_encodle.Embedder]):
     def _column(self, texts: Any, batches: BatchEmbedder) -> tuple[Any, list[tuple[int, str]]]:
         import pyarrow as pa
 
-        vectors, invalid = self._native.embed(
-            texts,
-            self._resolve_prompt(batches.prompt, batches.prompt_name),
-            batches.normalize_embeddings,
-            self._truncate_dim_of(batches),
-            batches.long_texts,
-            batches.on_error == "skip",
-            None,
-        )
+        settings = (batches.normalize_embeddings, self._truncate_dim_of(batches))
+        vectors, invalid = self._embed_batch(texts, batches, *settings)
         values, vector_type = pa.array(vectors.reshape(-1)), self._column_type(batches)
         return pa.FixedSizeListArray.from_arrays(values, type=vector_type), invalid
 
@@ -253,7 +245,6 @@ class SentenceTransformer(EmbeddingModel[_encodle.Embedder]):
         convert = _arguments.Conversion(convert_to_numpy, convert_to_tensor)
         single, texts = _arguments.is_single(inputs), _arguments.text_list(inputs)
         text = self._resolve_prompt(prompt, prompt_name)
-        total = len(texts) if hasattr(texts, "__len__") else 0
         if output_value != "sentence_embedding":
             of_vectors = normalize_embeddings or truncate_dim is not None
             if precision != "float32" or (output_value is not None and of_vectors):
@@ -264,24 +255,14 @@ class SentenceTransformer(EmbeddingModel[_encodle.Embedder]):
             if long_texts != "truncate":
                 raise ValueError('token embeddings are computed with long_texts="truncate" only')
         results: Any
-        with _arguments.Progress(total, show_progress_bar) as progress:
+        with _arguments.Progress.of(texts, show_progress_bar) as progress:
             if output_value != "sentence_embedding":
                 states = self._native.token_embeddings(texts, text, progress.callback)
                 results = [convert.array(state) for state in states]
             if output_value != "token_embeddings":
                 dimension = self.truncate_dim if truncate_dim is None else truncate_dim
-                vectors, invalid = self._native.embed(
-                    texts,
-                    text,
-                    bool(normalize_embeddings),
-                    dimension,
-                    long_texts,
-                    False,
-                    progress.callback,
-                )
-                if invalid:
-                    row, reason = invalid[0]
-                    raise EncodleError(f"text {row}: {reason}")
+                settings = (bool(normalize_embeddings), dimension)
+                vectors = self._embed(texts, text, settings, long_texts, progress)
         if output_value == "sentence_embedding":
             quantized = precision != "float32"
             results = convert(quantize_embeddings(vectors, precision) if quantized else vectors)

@@ -15,13 +15,17 @@ EPSILON = 1e-12
 #: The maximum number of values of a block of differences, unless a single vector has more.
 BLOCK = 1 << 24
 
+#: The functions of single vectors.
 NAMES = ("cosine", "dot", "euclidean", "manhattan")
+#: The functions of texts with several vectors.
+MULTI_VECTOR_NAMES = ("maxsim", "meanmaxsim")
 #: The names of these functions in `sentence_transformers.util`.
 ALIASES = {
     "cos_sim": "cosine",
     "dot_score": "dot",
     "euclidean_sim": "euclidean",
     "manhattan_sim": "manhattan",
+    "mean_maxsim": "meanmaxsim",
 }
 
 
@@ -33,15 +37,17 @@ class SimilarityFunction(Enum):
     DOT = "dot"
     EUCLIDEAN = "euclidean"
     MANHATTAN = "manhattan"
+    MAXSIM = "maxsim"
+    MEAN_MAXSIM = "meanmaxsim"
 
     @staticmethod
     def possible_values() -> list[str]:
         """The names."""
-        return list(NAMES)
+        return [*NAMES, *MULTI_VECTOR_NAMES]
 
 
-def _floats(vectors: Any) -> np.ndarray:
-    """Vectors as an array of floats, (E,) or (B, E)."""
+def floats(vectors: Any) -> np.ndarray:
+    """Vectors as an array of float32 or float64 of any shape."""
     array = as_array(vectors)
     # The sum of squares of a vector can exceed the range of float16.
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
@@ -81,16 +87,16 @@ _PAIRS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def canonical_name(function: str | Enum) -> str:
+def canonical_name(function: str | Enum, names: tuple[str, ...]) -> str:
     """The name of a similarity function: a value of a `SimilarityFunction` (of this package or of
     sentence-transformers), a name or an alias.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError for a name that is not in `names`.
     """
     name = function.value if isinstance(function, Enum) else function
     name = ALIASES.get(name, name) if isinstance(name, str) else name
-    if name not in NAMES:
-        raise ValueError(f"similarity_fn_name {name!r} is unknown: expected one of {NAMES}")
+    if name not in names:
+        raise ValueError(f"similarity_fn_name {name!r} is unknown: expected one of {names}")
     return str(name)
 
 
@@ -100,7 +106,7 @@ def similarity(name: str, a: Any, b: Any) -> np.ndarray:
 
     Raises ValueError if the lengths of the vectors differ.
     """
-    left, right = np.atleast_2d(_floats(a)), np.atleast_2d(_floats(b))
+    left, right = np.atleast_2d(floats(a)), np.atleast_2d(floats(b))
     if left.shape[1] != right.shape[1]:
         raise ValueError(
             f"vectors have {left.shape[1]} and {right.shape[1]} values: expected equal lengths"
@@ -114,7 +120,7 @@ def similarity_pairwise(name: str, a: Any, b: Any) -> np.ndarray:
 
     Raises ValueError if the numbers of rows or the lengths of the vectors differ.
     """
-    left, right = _floats(a), _floats(b)
+    left, right = floats(a), floats(b)
     rows = {vectors.shape[:-1] for vectors in (left, right)} - {(), (1,)}
     if left.shape[-1:] != right.shape[-1:] or len(rows) > 1:
         raise ValueError(

@@ -11,7 +11,6 @@ import numpy as np
 
 from . import _arguments, _encodle, _sparse
 from ._embedding_model import EmbeddingModel
-from ._encodle import EncodleError
 from ._sparse import SparseVectors
 from .similarity import SimilarityFunction
 from .types import LongTexts, ModelPrecision, Texts
@@ -86,9 +85,6 @@ class SparseEncoder(EmbeddingModel[_encodle.SparseEmbedder]):
         _arguments.check_positive(max_active_dims=count)
         self._max_active_dims = self._native.max_active_dims if count is None else count
 
-    def _dimension(self, batches: BatchEmbedder) -> int:
-        return self.get_embedding_dimension()
-
     def _column_type(self, batches: BatchEmbedder) -> Any:
         import pyarrow as pa
 
@@ -101,15 +97,9 @@ class SparseEncoder(EmbeddingModel[_encodle.SparseEmbedder]):
     def _column(self, texts: Any, batches: BatchEmbedder) -> tuple[Any, list[tuple[int, str]]]:
         import pyarrow as pa
 
-        (offsets, indices, values), invalid = self._native.embed(
-            texts,
-            self._resolve_prompt(batches.prompt, batches.prompt_name),
-            self._native.has_queries and batches.prompt_name == "query",
-            self.max_active_dims,
-            batches.long_texts,
-            batches.on_error == "skip",
-            None,
-        )
+        is_query = self._native.has_queries and batches.prompt_name == "query"
+        rows, invalid = self._embed_batch(texts, batches, is_query, self.max_active_dims)
+        offsets, indices, values = rows
         column_type = self._column_type(batches)
         pairs = pa.StructArray.from_arrays(
             [pa.array(indices), pa.array(values)], fields=list(column_type.value_type)
@@ -167,27 +157,17 @@ class SparseEncoder(EmbeddingModel[_encodle.SparseEmbedder]):
         if output == "scipy" and not (convert_to_tensor and convert_to_sparse_tensor):
             raise ValueError('convert_to_tensor and convert_to_sparse_tensor need output="torch"')
         has_queries = self._native.has_queries
-        if has_queries and task not in (None, "query", "document"):
-            raise ValueError(f'task {task!r} is unknown: expected "query" or "document"')
+        if has_queries:
+            _arguments.check_task(task)
         # The error for an absent package comes before the computation.
         _ = _sparse.import_scipy() if output == "scipy" else _sparse.import_torch()
         single, texts = _arguments.is_single(inputs), _arguments.text_list(inputs)
         text = self._resolve_prompt(prompt, prompt_name)
-        total = len(texts) if hasattr(texts, "__len__") else 0
-        with _arguments.Progress(total, show_progress_bar) as progress:
-            rows, invalid = self._native.embed(
-                texts,
-                text,
-                has_queries and task == "query",
-                self.max_active_dims if max_active_dims is None else max_active_dims,
-                long_texts,
-                False,
-                progress.callback,
-            )
-        if invalid:
-            row, reason = invalid[0]
-            raise EncodleError(f"text {row}: {reason}")
-        vectors = SparseVectors(*rows, self.get_embedding_dimension())
+        limit = self.max_active_dims if max_active_dims is None else max_active_dims
+        settings = (has_queries and task == "query", limit)
+        with _arguments.Progress.of(texts, show_progress_bar) as progress:
+            offsets, indices, values = self._embed(texts, text, settings, long_texts, progress)
+        vectors = SparseVectors(offsets, indices, values, self.get_embedding_dimension())
         if output == "scipy":
             return vectors.to_scipy()
         tensors = vectors.to_torch(single)

@@ -348,6 +348,80 @@ class SparseEncode(Protocol):
     ) -> torch.Tensor | list[torch.Tensor] | scipy.sparse.csr_array: ...
 
 
+class _MultiVectorOptions(_CallOptions, total=False):
+    normalize_embeddings: bool
+    token_pooling: None
+    task: Literal["query", "document"] | None
+    long_texts: LongTexts
+
+
+class MultiVectorEncode(Protocol):
+    """The signature of `MultiVectorEncoder.encode`, `encode_query` and `encode_document`."""
+
+    @overload
+    def __call__(
+        self,
+        inputs: str,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["token_embeddings"] = "token_embeddings",
+        convert_to_numpy: Literal[False] = False,
+        **options: Unpack[_MultiVectorOptions],
+    ) -> torch.Tensor: ...
+    @overload
+    def __call__(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["token_embeddings"] = "token_embeddings",
+        convert_to_numpy: Literal[False] = False,
+        **options: Unpack[_MultiVectorOptions],
+    ) -> list[torch.Tensor]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap] # see Texts
+        self,
+        inputs: str,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["token_embeddings"] = "token_embeddings",
+        *,
+        convert_to_numpy: Literal[True],
+        **options: Unpack[_MultiVectorOptions],
+    ) -> np.ndarray: ...
+    @overload
+    def __call__(
+        self,
+        inputs: Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["token_embeddings"] = "token_embeddings",
+        *,
+        convert_to_numpy: Literal[True],
+        **options: Unpack[_MultiVectorOptions],
+    ) -> list[np.ndarray]: ...
+    @overload
+    def __call__(
+        self,
+        inputs: str | Texts,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: Literal["token_embeddings"] = "token_embeddings",
+        convert_to_numpy: bool = False,
+        **options: Unpack[_MultiVectorOptions],
+    ) -> torch.Tensor | list[torch.Tensor] | np.ndarray | list[np.ndarray]: ...
+
+
 class _PredictOptions(_CallOptions, total=False):
     activation_fn: Activation | None
     apply_softmax: bool

@@ -9,6 +9,7 @@ mod embedder;
 mod embedding;
 mod errors;
 mod model;
+mod multi_vector_embedder;
 mod pool;
 mod sparse_embedder;
 mod task;
@@ -35,6 +36,7 @@ mod _encodle {
         embedder::Embedder,
         errors::EncodleError,
         model::{embedding_kind, is_missing_offline},
+        multi_vector_embedder::MultiVectorEmbedder,
         sparse_embedder::SparseEmbedder,
         task::Task,
     };

@@ -20,6 +20,7 @@ def test_each_python_block_of_a_page_prints_the_text_block_after_it(
     text = (ROOT / page).read_text()
     (tmp_path / "sentences.txt").write_text((ROOT / "tests/golden/sentences.txt").read_text())
     (tmp_path / "models").symlink_to(ROOT / "tests/golden/heads")
+    (tmp_path / "multi_vector").symlink_to(ROOT / "tests/golden/multi_vector")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     blocks = BLOCK.findall(text)

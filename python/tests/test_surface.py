@@ -15,7 +15,7 @@ import encodle
 
 TEXTS = ["A man is eating food.", "A man eats.", "It snows."]
 HEADS = GOLDEN / "heads"
-KINDS = [encodle.SentenceTransformer, encodle.SparseEncoder, encodle.CrossEncoder]
+KINDS = [encodle.SentenceTransformer, encodle.SparseEncoder, encodle.MultiVectorEncoder, encodle.CrossEncoder]
 PAIRS = [("bad cab", "a cab"), ("a", "b c d e f")]
 
 
@@ -218,7 +218,9 @@ class TestSimilarity:
         ]:
             model.similarity_fn_name = function
             assert model.similarity_fn_name == name
-        assert encodle.SimilarityFunction.possible_values() == list(model.SUPPORTED_SIMILARITY_FN_NAMES)
+        of_several_vectors = encodle.MultiVectorEncoder.SUPPORTED_SIMILARITY_FN_NAMES
+        names = [*model.SUPPORTED_SIMILARITY_FN_NAMES, *of_several_vectors]
+        assert encodle.SimilarityFunction.possible_values() == names
 
     @pytest.mark.parametrize("vectors", [None, {0.5}, "0.5", ["0.5"], [["a"]]])
     def test_vectors_that_are_not_numbers_are_a_type_error(self, model, vectors):

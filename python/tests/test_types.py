@@ -58,6 +58,12 @@ rows = sparse.encode_query(texts, max_active_dims=3, output="scipy")
 assert_type(sparse.sparsity(rows), dict[str, float])
 assert_type(sparse.similarity(vectors, vectors), np.ndarray)
 assert_type(sparse.max_active_dims, int | None)
+multi = encodle.MultiVectorEncoder("m", similarity_fn_name="meanmaxsim", precision="int8")
+tokens = multi.encode_query(texts, convert_to_numpy=True, normalize_embeddings=True)
+assert_type(tokens, list[np.ndarray])
+assert_type(multi.encode("a", task="query", convert_to_numpy=True), np.ndarray)
+assert_type(multi.similarity(tokens, tokens), np.ndarray)
+assert_type(multi.rank("a", texts, top_k=1), list[Ranked])
 ranker = encodle.CrossEncoder("m", max_length=8, num_labels=1, activation_fn=np.tanh)
 assert_type(ranker.predict([("a", "b")]), np.ndarray)
 assert_type(ranker.predict(("a", "b")), np.float32 | np.ndarray)
@@ -70,6 +76,8 @@ assert_type(encodle.QuestionAnswerer("m").answer("a", "b")["answers"][0]["start"
 assert_type(encodle.MaskFiller("m").fill_mask("a [MASK]"), list[list[Token]])
 model.encode_query("a", normalise=True)  # error
 model.encode(5)  # error
+multi.encode("a", task="both")  # error
+multi.encode("a", convert_to_tensor=True)  # error
 model.encode({"a", "b"})  # error
 model.encode("a", precision="int4")  # error
 model.encode("a", output_value="vectors")  # error

@@ -54,6 +54,11 @@ impl MultiVector {
         &self.values[i * self.dimension..(i + 1) * self.dimension]
     }
 
+    /// The values of the vectors, one vector after another.
+    pub fn into_values(self) -> Vec<f32> {
+        self.values
+    }
+
     /// The vectors of both.
     pub(crate) fn concat(mut self, other: Self) -> Self {
         self.values.extend(other.values);

@@ -76,6 +76,8 @@ pub struct MultiVectorEmbedder {
 #[derive(Clone, Debug)]
 struct Side {
     tokenizer: TextTokenizer,
+    /// Whether the model's files name a length for the role.
+    has_length: bool,
     expansion: Option<Expansion>,
 }
 
@@ -109,21 +111,22 @@ impl Side {
             None => tokenizer.mask_token_id()?,
             Some(token) => tokenizer.need_token_id(token, "the token of query_expansion")?,
         };
-        let tokenizer = match expansion.strategy {
-            ExpansionStrategy::Fixed => tokenizer.with_max_seq_length(length)?,
-            ExpansionStrategy::Min => Self::limited(tokenizer, query_length, max)?.tokenizer,
+        let query_length = match expansion.strategy {
+            ExpansionStrategy::Fixed => Some(length),
+            ExpansionStrategy::Min => query_length,
         };
         let expansion = Some(Expansion { id, length, attend: expansion.attend });
-        Ok(Self { tokenizer, expansion })
+        Ok(Self { expansion, ..Self::limited(tokenizer, query_length, max)? })
     }
 
     /// A side without an expansion, of texts of at most `length` and `max` tokens.
     fn limited(tokenizer: TextTokenizer, length: Option<usize>, max: usize) -> Result<Self> {
+        let has_length = length.is_some();
         let tokenizer = match length {
             Some(length) => tokenizer.with_max_seq_length(length.min(max))?,
             None => tokenizer,
         };
-        Ok(Self { tokenizer, expansion: None })
+        Ok(Self { tokenizer, has_length, expansion: None })
     }
 }
 
@@ -171,7 +174,7 @@ impl MultiVectorEmbedder {
             mask: folder.mask.as_ref().map(|mask| TokenMask::new(mask, &tokenizer)),
             queries: Side::queries(tokenizer.clone(), lengths.query_length, expansion, max)?,
             documents: Side::limited(tokenizer.clone(), lengths.document_length, max)?,
-            other_texts: Side { tokenizer, expansion: None },
+            other_texts: Side::limited(tokenizer, None, max)?,
             similarity: folder.similarity,
             pooling: folder.pooling,
             prompts: folder.prompts,
@@ -206,9 +209,46 @@ impl MultiVectorEmbedder {
         self.side(role).expansion.map_or(tokens, |expansion| expansion.length.max(tokens))
     }
 
+    /// Sets the maximum length in tokens of the texts of the roles for which the model's files name
+    /// no length.
+    ///
+    /// # Errors
+    /// The errors of [`Embedder::with_max_seq_length`](crate::Embedder::with_max_seq_length).
+    /// # Examples
+    /// ```
+    /// use encoder::{LoadOptions, MultiVectorEmbedder, TextRole};
+    ///
+    /// let dir = "../../tests/golden/multi_vector/expansion"; // documents of at most 14 tokens
+    /// let model = MultiVectorEmbedder::from_dir(dir, &LoadOptions::default())?;
+    /// let model = model.with_max_seq_length(5)?;
+    /// assert_eq!(model.max_seq_length(TextRole::Unspecified), 5);
+    /// assert_eq!(model.max_seq_length(TextRole::Document), 14);
+    /// # Ok::<(), encoder::Error>(())
+    /// ```
+    pub fn with_max_seq_length(mut self, max_seq_length: usize) -> Result<Self> {
+        let max = self.model.config().max_tokens();
+        for texts in [&mut self.queries, &mut self.documents, &mut self.other_texts] {
+            if !texts.has_length {
+                let tokenizer = texts.tokenizer.clone();
+                texts.tokenizer = tokenizer.with_max_seq_length_within(max_seq_length, max)?;
+            }
+        }
+        Ok(self)
+    }
+
     /// The names that [`Prompt::Named`] accepts.
     pub fn prompt_names(&self) -> impl Iterator<Item = &str> {
         self.prompts.names()
+    }
+
+    /// The prompts of the model's files, by name.
+    pub fn prompts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.prompts.texts()
+    }
+
+    /// The name of the prompt that [`Prompt::Default`] selects.
+    pub fn default_prompt_name(&self) -> Option<&str> {
+        self.prompts.default_prompt_name()
     }
 
     /// The text of a prompt; empty for no prompt.
