@@ -63,7 +63,7 @@ impl<C: Compute> Job<C> {
         let rows = self.texts.rows();
         let (mut values, mut invalid) =
             (Vec::with_capacity(rows.len() * self.model.width()), vec![]);
-        for group in groups(&rows, C::Model::TEXTS_PER_CHUNK) {
+        for group in groups(&rows, self.model.model().texts_per_chunk()) {
             let (first, rows) = (group.start, &rows[group]);
             let (mut texts, mut indices) = (Vec::with_capacity(rows.len()), vec![]);
             for (i, row) in (first..).zip(rows) {
