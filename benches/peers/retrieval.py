@@ -2,7 +2,7 @@
 sentence-transformers and NumPy, in turns.
 
     pip install -r benches/peers/requirements.txt
-    python benches/peers/retrieval.py [--rounds N] [--documents N] [--only-print]
+    python benches/peers/retrieval.py [--part PART] [--rounds N] [--documents N] [--only-print]
 
 - SPLADE: 64 texts of 7 to 84 tokens, 30,522 words.
 - ColBERT: 64 queries, filled up to 32 tokens, and 1,000 documents; vectors of 128 values.
@@ -191,11 +191,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--documents", type=int, default=100_000)
+    parts = {"splade": splade, "colbert": multi_vector, "max-sim": max_sim}
+    parser.add_argument("--part", choices=list(parts), action="append", help="default: all")
     parser.add_argument("--only-print", action="store_true", help="write no file")
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
     program, sections = build() / "release/peers", []
-    for part in (splade, multi_vector, max_sim):
+    for part in map(parts.get, args.part or parts):
         # The folder must exist until the workers end, because their logs are in the folder.
         with tempfile.TemporaryDirectory() as name:
             more = [args.documents] if part is max_sim else []
