@@ -68,6 +68,7 @@ mod simd;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod widen;
 
 pub use activation::Activation;
 pub use attention::{
@@ -84,7 +85,8 @@ pub use gemm::{
 };
 pub use isa::{Isa, IsaError};
 pub use norm::{add, add_layer_norm};
-pub use parallel::max_threads;
+pub use parallel::{max_threads, serially};
 pub use peak::peak;
 pub use pool::mean_pool;
 pub use rotary::{rotate_bf16, rotate_f32};
+pub use widen::f32_from_f16;

@@ -10,6 +10,7 @@
 
 use std::{
     any::Any,
+    cell::Cell,
     hint::spin_loop,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr::null_mut,
@@ -37,6 +38,11 @@ static CPUS: LazyLock<usize> = LazyLock::new(|| match available_parallelism() {
     Ok(cpus) if !cfg!(test) => cpus.get(),
     _ => usize::MAX,
 });
+
+thread_local! {
+    /// Whether the loops of this thread run on it alone.
+    static IS_SERIAL: Cell<bool> = const { Cell::new(false) };
+}
 
 #[repr(align(128))] // CPUs prefetch cache lines in pairs
 struct JobSlot {
@@ -72,12 +78,37 @@ pub fn max_threads() -> usize {
     rayon::current_num_threads().min(*CPUS)
 }
 
+/// Calls `f`. The parallel loops of this crate in `f` run on this thread alone: for a caller whose
+/// threads compute other parts at the same time, such as the tasks of a rayon iterator.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{ComputeType, Isa, PackedLinear, RowPooling, Rows, pooled_linear, serially};
+///
+/// let isa = Isa::get()?;
+/// let w = PackedLinear::pack(isa, ComputeType::F32, &[1., -1.], 2, 1, None);
+/// let pool = || pooled_linear(isa, Rows::F32(&[3., 5.]), &w, &[0, 2], RowPooling::Max);
+/// assert_eq!(serially(pool), [5., -3.]);
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+pub fn serially<T>(f: impl FnOnce() -> T) -> T {
+    /// Restores the value, also if `f` panics.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_SERIAL.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_SERIAL.replace(true));
+    f()
+}
+
 /// Calls `body(i)` for each `i < len`, in any order, on this thread and on idle rayon workers, on at
 /// most [`max_threads`]. If a call panics, the panic is propagated after the other threads have
 /// finished the loop.
 pub(crate) fn parallel_for(len: usize, body: impl Fn(usize) + Sync) {
     let threads = max_threads();
-    let worth_sharing = threads.min(len) > 1 && u32::try_from(len).is_ok();
+    let worth_sharing = threads.min(len) > 1 && u32::try_from(len).is_ok() && !IS_SERIAL.get();
     let take = |slot: &&JobSlot| !slot.taken.load(Relaxed) && !slot.taken.swap(true, Acquire);
     let Some(slot) = SLOTS.iter().filter(|_| worth_sharing).find(take) else {
         return (0..len).for_each(body);
