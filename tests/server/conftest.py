@@ -37,6 +37,7 @@ MODELS = {
     "answer": GOLDEN / "heads/answer",
     "masked_lm": GOLDEN / "heads/masked_lm",
     "splade": GOLDEN / "sparse/splade_max",
+    "colbert": GOLDEN / "multi_vector/expansion",
     "inference_free": GOLDEN / "sparse/inference_free",  # has stored weights for queries
 }
 KEYS = ["first-key", "second-key"]
