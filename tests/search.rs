@@ -66,7 +66,7 @@ fn copies<R: Clone>(mut row: impl FnMut() -> R) -> Vec<R> {
     (0..ROWS).map(|i| rows[i * 7919 % 300].clone()).collect()
 }
 
-/// What `encodle embed` prints for the queries.
+/// The rows that `encodle embed` prints for the queries.
 fn query_rows(model: &str) -> Result<Vec<Value>> {
     let arguments = [&["embed", "--model", model, "--prompt-name", "query"], &QUERIES[..]].concat();
     let lines = stdout(encodle(&arguments, b"").success());

@@ -16,7 +16,8 @@ use encoder::{Embed, EmbedOptions, LongTexts, Prompt, TextRole, TokenizedTexts, 
 
 use crate::{Error, InvalidRecord, Record, Records, Result, records::InputPosition};
 
-/// [`Embed::texts_per_chunk`] records that are read, embedded and written together, without invalid ones.
+/// [`Embed::texts_per_chunk`] records that are read, embedded and written together, without invalid
+/// ones.
 pub(crate) struct Chunk {
     pub(crate) records: Vec<Record>,
     pub(crate) tokenized: TokenizedTexts,

@@ -7,7 +7,7 @@
 //!    An interrupted run can be resumed. [`embed_records`] passes the vectors to a function
 //!    instead. Rows other than vectors implement [`StoredRow`].
 //! 3. [`VectorFile`] reads the vectors back and searches them: dense ones by cosine, sparse ones by
-//!    their dot products.
+//!    their dot products, a vector per token by MaxSim.
 //!
 //! The library prints nothing. [`EmbedRun::run`] reports progress as [`Event`]s and returns a
 //! [`Summary`]. The error type is [`Error`]; the iterator [`Records`] yields a [`Record`]

@@ -639,7 +639,7 @@ pub enum InputError {
     SparseRow {
         /// The row's index.
         row: u64,
-        /// What is wrong.
+        /// The defect of the indices or values.
         source: SparseVectorError,
     },
 
@@ -648,7 +648,7 @@ pub enum InputError {
     SparseQuery {
         /// The query's index.
         query: usize,
-        /// What is wrong.
+        /// The defect of the indices or values.
         source: SparseVectorError,
     },
 

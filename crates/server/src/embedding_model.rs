@@ -1,4 +1,4 @@
-//! What the routes need of an embedding model, for each kind of embedding.
+//! The methods of an embedding model that the routes call, for each kind of embedding.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub trait EmbeddingModel: Embed + HasPrompts {
     const TASK: &'static str;
     /// The route that returns the rows as they are.
     const ROUTE: &'static str;
-    /// What the rows are, for errors.
+    /// The description of the rows in errors.
     const ROWS: &'static str;
 
     /// The encoder; `None` for a model without one.

@@ -10,12 +10,12 @@ pub struct EmbedOptions<'a> {
     pub prompt: Prompt<'a>,
     /// How to handle texts longer than the model's maximum length.
     pub long_texts: LongTexts,
-    /// What the texts are for a model that computes queries and documents in different ways.
-    /// [`TextRole::Unspecified`]: see [`Self::role()`].
+    /// The role of the texts in a model that computes queries and documents in different ways.
+    /// With [`TextRole::Unspecified`], the prompt decides: see [`Self::role()`].
     pub role: TextRole,
 }
 
-/// What a text is for a model that computes queries and documents in different ways.
+/// The role of a text in a model that computes queries and documents in different ways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TextRole {
     /// A text that documents are searched for.

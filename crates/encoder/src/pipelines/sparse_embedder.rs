@@ -294,8 +294,8 @@ impl SparseEmbedder {
     }
 
     /// The similarity function of the model's files: `cosine`, `dot`, `euclidean` or `manhattan`.
-    /// It is `dot` if the files name none or an unknown one, as in sentence-transformers. It does
-    /// not affect the vectors.
+    /// The function is `dot` if the files name none or an unknown one, as in sentence-transformers.
+    /// The function does not affect the vectors.
     pub fn similarity_fn_name(&self) -> &str {
         let name = self.prompts.similarity_fn_name.as_deref();
         name.filter(|name| SIMILARITIES.contains(name)).unwrap_or("dot")

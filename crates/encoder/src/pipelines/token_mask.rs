@@ -9,7 +9,7 @@ use crate::{Result, TextRole, TextTokenizer, load::ModelFolder};
 /// The punctuation of Python's `string.punctuation`, which older models skip in documents.
 pub(crate) const PUNCTUATION: &str = r##"!"#$%&'()*+,-./:;<=>?@[\]^_`{|}~"##;
 
-/// Which tokens have a vector: `MultiVectorMask` of sentence-transformers.
+/// Selects the tokens that have a vector: `MultiVectorMask` of sentence-transformers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TokenMask {
     skipped: BTreeSet<u32>,

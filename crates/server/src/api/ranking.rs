@@ -56,7 +56,7 @@ impl Ranker {
         }
     }
 
-    /// What is truncated, and to how many tokens.
+    /// The truncated texts, as the subject of a sentence, and their maximum number of tokens.
     pub fn truncation(&self) -> (&'static str, usize) {
         match self {
             Self::CrossEncoder(found) => {
