@@ -1,16 +1,17 @@
 //! Compares the dense, sparse and multi-vector results of a small checkpoint with the files of
 //! BGE-M3 with those of sentence-transformers and of FlagEmbedding's rules.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::Result;
 use candle_core::DType;
 use encoder::{
-    EmbedOptions, Embedder, EmbeddingKind, LateInteraction, LoadOptions, ModelFiles, MultiVector,
-    MultiVectorEmbedder, SparseEmbedder,
+    BgeM3Embedder, Embed, EmbedOptions, Embedder, EmbeddingKind, Error, LateInteraction,
+    LoadOptions, LongTexts, ModelFiles, MultiVector, MultiVectorEmbedder, Precision, Prompt, Row,
+    SparseEmbedder,
 };
 
-use crate::support::{Golden, copy_folder, golden};
+use crate::support::{Golden, MINILM, copy_folder, golden};
 
 fn texts() -> Result<Vec<String>> {
     let json: serde_json::Value =
@@ -63,6 +64,88 @@ fn all_three_results_of_bge_m3_equal_the_reference() -> Result<()> {
             close(scores[j], colbert[i][j], "colbert score");
         }
     }
+    Ok(())
+}
+
+/// The bits of the values of each row.
+fn bits<R: Row>(rows: &[R]) -> Vec<Vec<u32>> {
+    rows.iter().map(|row| row.values().map(|value| value.to_bits()).collect()).collect()
+}
+
+/// Also for queries, for windows, and with settings of single kinds.
+#[test]
+fn one_pass_has_the_bits_of_the_models_of_each_kind() -> Result<()> {
+    let mut texts = texts()?;
+    texts.push("The man in the new bank loves the red dog, and the dog loves food. ".repeat(3));
+    let windows = EmbedOptions::new().with_long_texts(LongTexts::Windows);
+    let prompted = EmbedOptions::new().with_prompt(Prompt::Text("the cat: "));
+    for precision in [Precision::F32, Precision::Int8] {
+        let mut load = LoadOptions::default();
+        load.precision = precision;
+        let files = ModelFiles::dir(golden("bge_m3"))?;
+        let all = BgeM3Embedder::from_files(&files, &load)?;
+        let all = all.with_dimension(7)?.with_max_active_dims(5)?.with_tokens();
+        let dense = Embedder::from_files(&files, &load)?.with_dimension(7)?;
+        let sparse = SparseEmbedder::from_files(&files, &load)?;
+        let sparse = sparse.with_max_active_dims(5)?.with_tokens();
+        let multi = MultiVectorEmbedder::from_files(&files, &load)?;
+        assert_eq!(all.dimensions(), [7, sparse.dimension(), 16]);
+        for options in
+            [EmbedOptions::new(), EmbedOptions::new().with_prompt(Prompt::Query), windows, prompted]
+        {
+            let rows = all.embed(&texts, options)?;
+            assert_eq!(rows.len(), texts.len());
+            let expected = dense.embed_rows(&dense.tokenize(&texts, options)?, |batch| batch())?;
+            let got: Vec<_> = rows.iter().map(|row| row.embedding.clone()).collect();
+            assert_eq!(bits(&got), bits(&expected), "{options:?}");
+            let expected = sparse.embed(&texts, options)?;
+            let got: Vec<_> = rows.iter().map(|row| row.sparse_embedding.clone()).collect();
+            assert_eq!((bits(&got), got), (bits(&expected), expected), "{options:?}");
+            let expected = multi.embed(&texts, options)?;
+            let got: Vec<_> = rows.iter().map(|row| row.multi_vector_embedding.clone()).collect();
+            assert_eq!((bits(&got), got), (bits(&expected), expected), "{options:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn all_kinds_are_computed_in_one_pass() -> Result<()> {
+    let (texts, load) = (texts()?, LoadOptions::default());
+    let all = BgeM3Embedder::from_dir(golden("bge_m3"), &load)?;
+    let tokenized = all.tokenize(&texts, EmbedOptions::default())?;
+    let mut batches = 0;
+    let rows = all.embed_rows(&tokenized, |batch| {
+        batches += 1;
+        batch()
+    })?;
+    assert_eq!((batches, rows.len()), (1, texts.len()));
+    let stopped = all.embed_rows(&tokenized, |_| Err(Error::Stopped));
+    assert!(matches!(stopped, Err(Error::Stopped)));
+    assert!(all.embed::<&str>(&[], EmbedOptions::default())?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn only_folders_with_both_maps_have_all_kinds() -> Result<()> {
+    let load = LoadOptions::default();
+    let expected = "expected a folder of BGE-M3, with sparse_linear.pt and colbert_linear.pt";
+    for folder in [Path::new(MINILM), &golden("sparse/splade_max"), &golden("multi_vector/plain")] {
+        let error = BgeM3Embedder::from_dir(folder, &load).unwrap_err().to_string();
+        assert!(
+            error.contains("sparse_linear.pt not found: ") && error.contains(expected),
+            "{error}"
+        );
+    }
+    let dir = tempfile::tempdir()?;
+    copy_folder(&golden("bge_m3"), dir.path())?;
+    fs::remove_file(dir.path().join("colbert_linear.pt"))?;
+    let error = BgeM3Embedder::from_dir(dir.path(), &load).unwrap_err().to_string();
+    assert!(error.contains("colbert_linear.pt not found: ") && error.contains(expected), "{error}");
+    copy_folder(&golden("sparse/splade_max"), dir.path())?;
+    fs::copy(golden("bge_m3/colbert_linear.pt"), dir.path().join("colbert_linear.pt"))?;
+    let error = BgeM3Embedder::from_dir(dir.path(), &load).unwrap_err().to_string();
+    assert!(error.contains("the kind of the modules sparse is not supported"), "{error}");
     Ok(())
 }
 

@@ -127,7 +127,7 @@ impl PartialOutput {
     ) -> Result<()> {
         let dtype = self.layout.dtype();
         for (record, row) in records.iter().zip(rows) {
-            if !row.values().iter().all(|&value| dtype.is_finite(value)) {
+            if !row.values().all(|&value| dtype.is_finite(value)) {
                 let (name, unit) = (self.input.clone(), record.unit());
                 return Err(OutputError::VectorOverflow {
                     name,

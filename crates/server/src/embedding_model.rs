@@ -167,7 +167,9 @@ impl<E: EmbeddingModel> Compute for Rows<E> {
 
 /// # Errors
 /// [`Error::NonFiniteOutput`] if a value is NaN or infinite, which JSON cannot represent.
-pub fn check_finite<'a>(rows: impl IntoIterator<Item = &'a [f32]>) -> Result<()> {
+pub fn check_finite<'a>(
+    rows: impl IntoIterator<Item = impl IntoIterator<Item = &'a f32>>,
+) -> Result<()> {
     if rows.into_iter().flatten().all(|value| value.is_finite()) {
         Ok(())
     } else {

@@ -23,6 +23,21 @@ pub(crate) fn has_token_weights(files: &ModelFolder) -> Result<bool> {
     files.has(SPARSE)
 }
 
+/// Checks that a folder has both maps.
+///
+/// # Errors
+/// [`crate::FileError::NoFile`] for the first that is missing; those of [`has_token_weights`].
+pub(crate) fn check_files(files: &ModelFolder) -> Result<()> {
+    for file in [SPARSE, COLBERT] {
+        if !files.has(file)? {
+            let expected = "a folder of BGE-M3, with sparse_linear.pt and colbert_linear.pt beside \
+                            a dense model; other models have embeddings of one kind";
+            return Err(files.no_file(file, expected));
+        }
+    }
+    Ok(())
+}
+
 /// `max(W·x + b, 0)` for the hidden state x of each token. A token that occurs several times has
 /// the largest of its weights.
 ///

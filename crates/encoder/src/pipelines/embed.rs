@@ -9,12 +9,12 @@ use crate::{Batch, EmbedOptions, Result, TEXTS_PER_CHUNK, TextTokenizer, Tokeniz
 /// serialises.
 pub trait Row: Serialize + Send + 'static {
     /// The numbers that the model computed for the text, without indices and shapes.
-    fn values(&self) -> &[f32];
+    fn values(&self) -> impl Iterator<Item = &f32>;
 }
 
 impl Row for Vec<f32> {
-    fn values(&self) -> &[f32] {
-        self
+    fn values(&self) -> impl Iterator<Item = &f32> {
+        self.iter()
     }
 }
 
@@ -31,6 +31,12 @@ pub trait Embed: Clone + Send + Sync + 'static {
 
     /// E, the length of a vector.
     fn dimension(&self) -> usize;
+
+    /// The length of the vectors of each part of a row: [`Self::dimension`], and the lengths of
+    /// other parts if a row has several, such as a dense and a sparse vector.
+    fn dimensions(&self) -> Vec<usize> {
+        vec![self.dimension()]
+    }
 
     /// Number of texts of a stream whose rows are in memory together.
     fn texts_per_chunk(&self) -> usize {

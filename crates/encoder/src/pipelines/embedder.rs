@@ -103,15 +103,31 @@ impl Model {
     /// The vectors of sequences, before the other modules.
     fn forward(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
         match self {
-            Self::Transformer { encoder, pooling } => {
-                let (tokens, prompts): (Vec<&Tokens>, Vec<usize>) =
-                    sequences.iter().copied().unzip();
-                let batch = RaggedBatch::from_tokens(tokens)?;
+            Self::Transformer { encoder, .. } => {
+                let batch = RaggedBatch::from_tokens(sequences.iter().map(|(tokens, _)| *tokens))?;
                 let hidden = encoder.forward_ragged(&batch)?; // (N, E)
-                pooling.forward(&hidden, batch.offsets(), Some(&prompts)) // (B, E)
+                self.pool(&hidden, batch.offsets(), sequences) // (B, E)
             }
             Self::Static(table) => table.forward(sequences),
         }
+    }
+
+    /// The vectors of sequences from their hidden states, before the other modules.
+    ///
+    /// # Errors
+    /// [`InputError::NoEncoder`] for a model without hidden states; the errors of
+    /// [`Pooling::forward`].
+    fn pool(
+        &self,
+        hidden: &Tensor,
+        offsets: &[usize],
+        sequences: &[(&Tokens, usize)],
+    ) -> Result<Tensor> {
+        let Self::Transformer { pooling, .. } = self else {
+            return Err(InputError::NoEncoder.into());
+        };
+        let prompts: Vec<usize> = sequences.iter().map(|(_, prompt)| *prompt).collect();
+        pooling.forward(hidden, offsets, Some(&prompts))
     }
 }
 
@@ -546,41 +562,53 @@ impl Embedder {
         texts: &TokenizedTexts,
         mut run: impl FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Tensor> {
-        if texts.windows.iter().any(|windows| windows.len() > 1) {
+        if texts.have_windows() {
             return self.embed_windows(texts, &mut run);
         }
         self.embed_within(&texts.sequences().collect::<Vec<_>>(), &mut run)
     }
 
-    /// `(B, E)`: for each text the mean of its windows' vectors. The weight of a window is the
-    /// number of its pooled tokens without special tokens; a prompt that is not pooled is not
-    /// counted.
+    /// [`Self::embed_tokenized`] for texts of several windows.
     fn embed_windows(
         &self,
         texts: &TokenizedTexts,
         run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Tensor> {
-        let windows = &texts.windows;
-        let of_text = |(text, windows): (usize, &Vec<Tokens>)| vec![text; windows.len()];
-        let all_texts: Vec<usize> = windows.iter().enumerate().flat_map(of_text).collect();
         let all: Vec<(&Tokens, usize)> = texts.sequences().collect();
-        let mut sums = vec![vec![0.0; self.dimension]; windows.len()];
-        let mut weights = vec![0.0; windows.len()];
-        let chunks = all.chunks(TEXTS_PER_CHUNK);
-        for (texts, sequences) in all_texts.chunks(TEXTS_PER_CHUNK).zip(chunks) {
-            let vectors = self.embed_within(sequences, run)?.to_vec2::<f32>()?;
-            for ((&text, &(window, prompt)), vector) in texts.iter().zip(sequences).zip(vectors) {
-                let weight = match windows[text].len() {
+        let vectors = all.chunks(TEXTS_PER_CHUNK).flat_map(|chunk| {
+            let vectors = self.embed_within(chunk, run).and_then(|x| Ok(x.to_vec2::<f32>()?));
+            match vectors {
+                Ok(vectors) => vectors.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error)],
+            }
+        });
+        self.join_windows(texts, vectors)
+    }
+
+    /// `(B, E)`: for each text the mean of its windows' vectors. The weight of a window is the
+    /// number of its pooled tokens without special tokens; a prompt that is not pooled is not
+    /// counted.
+    ///
+    /// # Errors
+    /// The first error in `vectors`.
+    pub(super) fn join_windows(
+        &self,
+        texts: &TokenizedTexts,
+        vectors: impl Iterator<Item = Result<Vec<f32>>>,
+    ) -> Result<Tensor> {
+        let (device, e) = (self.model.device(), self.dimension);
+        let mut sequences = texts.sequences().zip(vectors);
+        let means = texts.windows.iter().map(|windows| {
+            let (mut sum, mut total) = (vec![0.0; e], 0.0);
+            for ((window, prompt), vector) in sequences.by_ref().take(windows.len()) {
+                let weight = match windows.len() {
                     1 => 1.0,
                     _ => self.window_weight(window, prompt),
                 };
-                weights[text] += weight;
-                sums[text].iter_mut().zip(vector).for_each(|(sum, x)| *sum += x * weight);
+                total += weight;
+                sum.iter_mut().zip(vector?).for_each(|(sum, x)| *sum += x * weight);
             }
-        }
-        let (device, e) = (self.model.device(), self.dimension);
-        let means = sums.into_iter().zip(weights).zip(windows).map(|((sum, weight), windows)| {
-            let mean = sum.into_iter().map(|x| x / weight).collect();
+            let mean = sum.into_iter().map(|x| x / total).collect();
             let mean = Tensor::from_vec(mean, (1, e), device)?;
             if windows.len() > 1 && self.is_normalized() {
                 Ok(l2_normalize(&mean)?)
@@ -658,7 +686,27 @@ impl Embedder {
 
     /// [`Self::embed_sequences`] for one batch.
     fn embed_batch(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
-        let mut x = self.model.forward(sequences)?; // (B, E)
+        self.after_pooling(self.model.forward(sequences)?)
+    }
+
+    /// The vectors of sequences from the hidden states of a batch.
+    ///
+    /// # Shapes
+    /// `hidden`: `(N, E)`; `offsets`: those of [`RaggedBatch::offsets`]; returns `(B, E)`
+    /// # Errors
+    /// [`InputError::NoEncoder`] for a model without hidden states; the errors of
+    /// [`Self::embed_tokenized`].
+    pub(super) fn embed_hidden(
+        &self,
+        hidden: &Tensor,
+        offsets: &[usize],
+        sequences: &[(&Tokens, usize)],
+    ) -> Result<Tensor> {
+        self.after_pooling(self.model.pool(hidden, offsets, sequences)?)
+    }
+
+    /// Applies the modules after the pooling, and truncates the vectors.
+    fn after_pooling(&self, mut x: Tensor) -> Result<Tensor> {
         for module in &self.modules {
             x = module.forward(&x)?;
         }

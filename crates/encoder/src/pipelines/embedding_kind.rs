@@ -16,12 +16,14 @@ crate::choices! {
         Sparse = "sparse",
         /// A vector of fixed length for each token.
         Multi = "multi",
+        /// All three, by a folder of BGE-M3, in one pass.
+        All = "all",
     }
 }
 
 impl EmbeddingKind {
     /// The kind that the files of a sentence-transformers folder name; [`Self::Dense`] for a folder
-    /// without `modules.json`, except of Stanford's ColBERT.
+    /// without `modules.json`, except of Stanford's ColBERT, and for a folder of BGE-M3.
     ///
     /// # Errors
     /// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed;

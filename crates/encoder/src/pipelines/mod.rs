@@ -3,6 +3,7 @@
 
 mod attention_reader;
 mod bge_m3;
+mod bge_m3_embedder;
 mod classifier;
 mod dense;
 mod embed;
@@ -36,6 +37,7 @@ mod tokenized_texts;
 mod with_tokenizer;
 
 pub use attention_reader::{AttentionKind, AttentionReader, TextAttention};
+pub use bge_m3_embedder::{BgeM3Embedder, BgeM3Embedding};
 pub use classifier::{Classified, LogitActivation, TextClassifier, TextClassifierParams};
 pub use embed::{Embed, Row};
 pub use embed_options::{EmbedOptions, LongTexts, TextRole};

@@ -55,6 +55,11 @@ impl MultiVector {
     }
 
     /// The values of the vectors, one vector after another.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// [`Self::values`] without a copy.
     pub fn into_values(self) -> Vec<f32> {
         self.values
     }
@@ -67,8 +72,8 @@ impl MultiVector {
 }
 
 impl Row for MultiVector {
-    fn values(&self) -> &[f32] {
-        &self.values
+    fn values(&self) -> impl Iterator<Item = &f32> {
+        self.values.iter()
     }
 }
 

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::{
     embed::Embed,
+    embedder::Embedder,
     modules,
     multi_vector::{LateInteraction, MultiVector},
     multi_vector_modules::MultiVectorModules,
@@ -130,6 +131,17 @@ impl Side {
     }
 }
 
+/// The tokens of a batch of sequences, with those of expansions.
+struct TokenBatch {
+    tokens: RaggedBatch,
+    /// The number of tokens of each sequence that are attended to.
+    keys: Vec<usize>,
+    /// The tokens of the batch that have a vector.
+    rows: Vec<u32>,
+    /// The number of vectors of each sequence.
+    counts: Vec<usize>,
+}
+
 impl MultiVectorEmbedder {
     /// Loads a folder of sentence-transformers' `MultiVectorEncoder`, of PyLate, of Stanford's
     /// ColBERT or of BGE-M3.
@@ -161,10 +173,32 @@ impl MultiVectorEmbedder {
         };
         let (((model, projection), report), tokenizer) =
             with_tokenizer(&folder.transformer, folder.loader, load)?;
+        Self::from_parts(folder, model, projection, report, tokenizer)
+    }
+
+    /// The ColBERT vectors of BGE-M3, by the encoder of its dense model.
+    ///
+    /// # Errors
+    /// [`InputError::NoEncoder`] for a dense model without an encoder; the errors of
+    /// [`Self::from_dir`].
+    pub(super) fn of_bge_m3(files: &ModelFolder, dense: &Embedder) -> Result<Self> {
+        let folder = MultiVectorModules::from_files(files)?;
+        let (model, tokenizer) = (dense.encoder()?.clone(), dense.tokenizer().clone());
+        Self::from_parts(folder, model, None, dense.report().clone(), tokenizer)
+    }
+
+    /// The model with the other modules of a folder.
+    fn from_parts(
+        folder: MultiVectorModules,
+        model: EncoderModel,
+        projection: Option<Linear>,
+        report: LoadReport,
+        tokenizer: TextTokenizer,
+    ) -> Result<Self> {
         let prefixes: Vec<&str> = folder.prefixes.iter().map(String::as_str).collect();
         let tokenizer = tokenizer.with_prefix_tokens(&prefixes)?;
         let width = folder.projection.unwrap_or(model.config().hidden_size);
-        let (modules, dimension) = folder.modules(width, Read::All, &options.device)?;
+        let (modules, dimension) = folder.modules(width, Read::All, model.device())?;
         let (lengths, max) = (&folder.lengths, model.config().max_tokens());
         let expansion = lengths.query_expansion.as_ref();
         Ok(Self {
@@ -327,6 +361,29 @@ impl MultiVectorEmbedder {
 
     /// The vectors of a batch of sequences.
     fn compute(&self, sequences: &[(&Tokens, usize)], role: TextRole) -> Result<Vec<MultiVector>> {
+        let TokenBatch { tokens, keys, rows, counts } = self.batch(sequences, role)?;
+        let hidden = || self.model.forward_ragged_to_keys(&tokens, &keys); // (N, E)
+        Ok(self.split(&self.vectors(&rows, hidden)?, &counts, role))
+    }
+
+    /// The vectors of sequences without an expansion from the hidden states of a batch.
+    ///
+    /// # Shapes
+    /// `hidden`: `(N, E)`
+    /// # Errors
+    /// [`Error::NonFiniteOutput`] if a value is NaN or infinite.
+    pub(super) fn embed_hidden(
+        &self,
+        hidden: &Tensor,
+        sequences: &[(&Tokens, usize)],
+        role: TextRole,
+    ) -> Result<Vec<MultiVector>> {
+        let TokenBatch { rows, counts, .. } = self.batch(sequences, role)?;
+        Ok(self.split(&self.vectors(&rows, || Ok(hidden.clone()))?, &counts, role))
+    }
+
+    /// The tokens of a batch of sequences.
+    fn batch(&self, sequences: &[(&Tokens, usize)], role: TextRole) -> Result<TokenBatch> {
         let (mut batch, mut keys) = (RaggedBatch::default(), vec![]);
         let (mut rows, mut counts) = (vec![], vec![]);
         for (Tokens { input_ids, token_type_ids, .. }, _) in sequences {
@@ -349,25 +406,29 @@ impl MultiVectorEmbedder {
             keys.push(attended);
             batch.push(&ids, &types)?;
         }
-        let values = self.vectors(&batch, &keys, &rows)?;
-        let mut values = &values[..];
-        let of_text = counts.into_iter().map(|count| {
+        Ok(TokenBatch { tokens: batch, keys, rows, counts })
+    }
+
+    /// The vectors of each sequence. `counts` are their numbers in `values`.
+    fn split(&self, mut values: &[f32], counts: &[usize], role: TextRole) -> Vec<MultiVector> {
+        let of_text = counts.iter().map(|count| {
             let own;
             (own, values) = values.split_at(count * self.dimension);
             MultiVector::new(own.to_vec(), self.dimension)
         });
         let vectors: Vec<MultiVector> = of_text.collect();
-        let Some(pooling) = &self.pooling else { return Ok(vectors) };
-        Ok(vectors.into_par_iter().map(|vectors| pooling.forward(vectors, role)).collect())
+        let Some(pooling) = &self.pooling else { return vectors };
+        vectors.into_par_iter().map(|vectors| pooling.forward(vectors, role)).collect()
     }
 
-    /// The vectors of the tokens `rows` of a batch, one after another.
-    fn vectors(&self, batch: &RaggedBatch, keys: &[usize], rows: &[u32]) -> Result<Vec<f32>> {
+    /// The vectors of the tokens `rows` of a batch with the states `hidden`, one after another.
+    /// `hidden` is not called if there are no such tokens.
+    fn vectors(&self, rows: &[u32], hidden: impl FnOnce() -> Result<Tensor>) -> Result<Vec<f32>> {
         if rows.is_empty() {
             return Ok(vec![]);
         }
-        let hidden = self.model.forward_ragged_to_keys(batch, keys)?; // (N, E)
-        let mut x = if rows.len() == batch.tokens() {
+        let hidden = hidden()?; // (N, E)
+        let mut x = if rows.len() == hidden.dim(0)? {
             hidden
         } else {
             hidden.index_select(&Tensor::from_slice(rows, rows.len(), hidden.device())?, 0)?
@@ -386,6 +447,16 @@ impl MultiVectorEmbedder {
             Err(Error::NonFiniteOutput)
         }
     }
+}
+
+/// The vectors of each text: those of all its windows.
+pub(super) fn join_windows(texts: &TokenizedTexts, rows: Vec<MultiVector>) -> Vec<MultiVector> {
+    let mut rows = rows.into_iter();
+    let joined = texts.windows.iter().map(|windows| {
+        let own = rows.by_ref().take(windows.len());
+        own.reduce(MultiVector::concat).unwrap_or_default()
+    });
+    joined.collect()
 }
 
 impl Embed for MultiVectorEmbedder {
@@ -431,11 +502,6 @@ impl Embed for MultiVectorEmbedder {
         mut run: impl FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Vec<MultiVector>> {
         let sequences: Vec<_> = texts.sequences().collect();
-        let mut rows = self.rows(&sequences, texts.role, &mut run)?.into_iter();
-        let joined = texts.windows.iter().map(|windows| {
-            let own = rows.by_ref().take(windows.len());
-            own.reduce(MultiVector::concat).unwrap_or_default()
-        });
-        Ok(joined.collect())
+        Ok(join_windows(texts, self.rows(&sequences, texts.role, &mut run)?))
     }
 }

@@ -6,7 +6,7 @@ use super::{
     multi_vector::{LateInteraction, MultiVector},
     search::{Hit, Nearest},
 };
-use crate::{InputError, Result, Row};
+use crate::{InputError, Result};
 
 /// Finds the rows of a corpus with the highest MaxSim to each query.
 ///

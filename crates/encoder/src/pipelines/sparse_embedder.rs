@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use candle_core::Device;
+use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
 use super::{
@@ -84,6 +84,23 @@ enum Documents {
         report: LoadReport,
         head: TokenWeightHead,
     },
+}
+
+impl Documents {
+    /// `files` have the map to the weights of tokens.
+    ///
+    /// # Errors
+    /// The errors of [`TokenWeightHead::from_files`].
+    fn bge_m3(
+        model: EncoderModel,
+        tokenizer: TextTokenizer,
+        report: LoadReport,
+        files: &ModelFolder,
+    ) -> Result<Self> {
+        let (width, device) = (model.config().hidden_size, model.device());
+        let head = TokenWeightHead::from_files(files, width, &tokenizer, device)?;
+        Ok(Self::BgeM3 { model, tokenizer, report, head })
+    }
 }
 
 /// A weight per token: the SparseStaticEmbedding of sentence-transformers.
@@ -179,9 +196,7 @@ impl SparseEmbedder {
                 let load = || EncoderModel::load(&transformer, options);
                 let loader = Loader::SentenceTransformer;
                 let ((model, report), tokenizer) = with_tokenizer(&transformer, loader, load)?;
-                let (width, device) = (model.config().hidden_size, &options.device);
-                let head = TokenWeightHead::from_files(&head, width, &tokenizer, device)?;
-                let documents = Documents::BgeM3 { model, tokenizer, report, head };
+                let documents = Documents::bge_m3(model, tokenizer, report, &head)?;
                 (documents, transformer.config()?)
             }
         };
@@ -190,6 +205,24 @@ impl SparseEmbedder {
             None => None,
         };
         Ok(Self { documents, queries, prompts, max_active_dims, with_tokens: false })
+    }
+
+    /// The sparse vectors of BGE-M3, by the encoder of its dense model. `files` have the map to the
+    /// weights of tokens.
+    ///
+    /// # Errors
+    /// [`InputError::NoEncoder`] for a dense model without an encoder; the errors of
+    /// [`TokenWeightHead::from_files`].
+    pub(super) fn of_bge_m3(files: &ModelFolder, dense: &Embedder) -> Result<Self> {
+        let (model, tokenizer) = (dense.encoder()?.clone(), dense.tokenizer().clone());
+        let prompts = Prompts::of_embedder(files)?;
+        Ok(Self {
+            documents: Documents::bge_m3(model, tokenizer, dense.report().clone(), files)?,
+            queries: None,
+            max_active_dims: prompts.max_active_dims,
+            prompts,
+            with_tokens: false,
+        })
     }
 
     /// Keeps only the values of each vector that are largest in magnitude; of equal values those of
@@ -438,10 +471,9 @@ impl SparseEmbedder {
                 return Ok(vectors.into_iter().map(|vector| self.limited(vector)).collect());
             }
             Documents::BgeM3 { model, head, .. } => {
-                let tokens = || sequences.iter().map(|(tokens, _)| *tokens);
-                let hidden = model.forward_ragged(&RaggedBatch::from_tokens(tokens())?)?;
-                let vectors = head.forward(&hidden, tokens())?;
-                return Ok(vectors.into_iter().map(|vector| self.limited(vector)).collect());
+                let tokens = sequences.iter().map(|(tokens, _)| *tokens);
+                let hidden = model.forward_ragged(&RaggedBatch::from_tokens(tokens)?)?;
+                return self.weigh_tokens(head, &hidden, sequences);
             }
         };
         let mut vectors = Vec::with_capacity(sequences.len());
@@ -453,6 +485,53 @@ impl SparseEmbedder {
             vectors.extend(pooled.into_par_iter().map(vector).collect::<Result<Vec<_>>>()?);
         }
         Ok(vectors)
+    }
+
+    /// The vectors of sequences from the hidden states of a batch of BGE-M3.
+    ///
+    /// # Shapes
+    /// `hidden`: `(N, E)`
+    /// # Errors
+    /// The errors of [`TokenWeightHead::forward`].
+    /// # Panics
+    /// If the model is not BGE-M3.
+    pub(super) fn embed_hidden(
+        &self,
+        hidden: &Tensor,
+        sequences: &[(&Tokens, usize)],
+    ) -> Result<Vec<SparseVector>> {
+        let Documents::BgeM3 { head, .. } = &self.documents else {
+            unreachable!("`of_bge_m3` makes the model");
+        };
+        self.weigh_tokens(head, hidden, sequences)
+    }
+
+    fn weigh_tokens(
+        &self,
+        head: &TokenWeightHead,
+        hidden: &Tensor,
+        sequences: &[(&Tokens, usize)],
+    ) -> Result<Vec<SparseVector>> {
+        let vectors = head.forward(hidden, sequences.iter().map(|(tokens, _)| *tokens))?;
+        Ok(vectors.into_iter().map(|vector| self.limited(vector)).collect())
+    }
+
+    /// The vector of each text from those of its windows: the largest value of the windows at each
+    /// index.
+    pub(super) fn join_windows(
+        &self,
+        texts: &TokenizedTexts,
+        vectors: Vec<SparseVector>,
+    ) -> Vec<SparseVector> {
+        let mut vectors = vectors.into_iter();
+        let joined = texts.windows.iter().map(|windows| {
+            let own = vectors.by_ref().take(windows.len());
+            let joined = own.reduce(|a, b| a.max(&b)).unwrap_or_default();
+            let mut vector = self.limited(joined);
+            self.set_tokens(&mut vector);
+            vector
+        });
+        joined.collect()
     }
 }
 
@@ -504,14 +583,7 @@ impl Embed for SparseEmbedder {
         mut run: impl FnMut(&mut Batch) -> Result<()>,
     ) -> Result<Vec<SparseVector>> {
         let sequences: Vec<_> = texts.sequences().collect();
-        let mut vectors = self.vectors(&sequences, texts.role, &mut run)?.into_iter();
-        let joined = texts.windows.iter().map(|windows| {
-            let own = vectors.by_ref().take(windows.len());
-            let joined = own.reduce(|a, b| a.max(&b)).unwrap_or_default();
-            let mut vector = self.limited(joined);
-            self.set_tokens(&mut vector);
-            vector
-        });
-        Ok(joined.collect())
+        let vectors = self.vectors(&sequences, texts.role, &mut run)?;
+        Ok(self.join_windows(texts, vectors))
     }
 }

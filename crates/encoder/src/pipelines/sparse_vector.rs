@@ -19,8 +19,8 @@ pub struct SparseVector {
 }
 
 impl Row for SparseVector {
-    fn values(&self) -> &[f32] {
-        &self.values
+    fn values(&self) -> impl Iterator<Item = &f32> {
+        self.values.iter()
     }
 }
 

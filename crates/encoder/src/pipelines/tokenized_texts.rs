@@ -115,6 +115,11 @@ impl TokenizedTexts {
         Self::from_windows(tokenizer, windows, texts, options)
     }
 
+    /// Whether a text has several sequences.
+    pub(crate) fn have_windows(&self) -> bool {
+        self.windows.iter().any(|windows| windows.len() > 1)
+    }
+
     /// The total number of tokens of all sequences.
     pub fn tokens(&self) -> usize {
         self.windows.iter().flatten().map(|window| window.input_ids.len()).sum()
