@@ -96,6 +96,29 @@ fn a_multi_vector_model_prints_a_vector_per_token_and_refuses_npy() -> anyhow::R
 }
 
 #[test]
+fn a_model_of_all_kinds_prints_three_embeddings_and_other_models_are_refused() -> anyhow::Result<()>
+{
+    let all = ["embed", "--model", "tests/golden/bge_m3", "--kind", "all"];
+    let embed = |more: &[&str]| encodle(&[&all[..], more].concat(), b"");
+    let line = stdout(embed(&["--dimensions", "3", "--tokens", "a cat"]).success());
+    let line: serde_json::Value = serde_json::from_str(&line)?;
+    let names: Vec<&str> = line.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(names, ["text", "embedding", "sparse_embedding", "multi_vector_embedding"]);
+    assert_eq!(line["embedding"].as_array().map(Vec::len), Some(3));
+    assert_eq!(line["multi_vector_embedding"][0].as_array().map(Vec::len), Some(16));
+    assert!(line["sparse_embedding"]["tokens"][0].is_string(), "{line}");
+    let table = stdout(embed(&["--format", "table", "a cat"]).success());
+    for part in ["dense:\n1 text, 16", "\nsparse:\n1 text, 338", "\nmulti:\n1 text, 16"] {
+        assert!(table.contains(part), "{table}");
+    }
+    let error = stderr(embed(&["--normalize", "a"]).code(2));
+    assert!(error.contains("--normalize has no effect on a model of all kinds"), "{error}");
+    let error = stderr(encodle(&["embed", "--kind", "all", "a"], b"").code(1));
+    assert!(error.contains("expected a folder of BGE-M3, with sparse_linear.pt and"), "{error}");
+    Ok(())
+}
+
+#[test]
 fn json_lines_have_the_exact_vectors_of_the_library() -> anyhow::Result<()> {
     let output =
         stdout(encodle(&["embed", "--model", MINILM], b"I love AI\r\n\n\"quoted\"").success());

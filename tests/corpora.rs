@@ -23,7 +23,7 @@ use arrow_ipc::{
 };
 use arrow_schema::{ArrowError, DataType, Schema};
 use arrow_select::concat::concat_batches;
-use corpus::{EmbedRun, RecordSource, StoredRow, VectorDtype};
+use corpus::{EmbedRun, RecordSource, StoredColumn, VectorDtype};
 use encoder::{
     Batch, Embed, EmbedOptions, Embedder, LoadOptions, MultiVectorEmbedder, Row, TextTokenizer,
     TokenizedTexts,
@@ -238,15 +238,18 @@ impl Row for TokenCount {
     }
 }
 
-impl StoredRow for TokenCount {
+impl StoredColumn for TokenCount {
     const HAS_FIXED_LENGTH: bool = false;
 
     fn data_type(_dimension: usize, _dtype: VectorDtype) -> DataType {
         DataType::Float32
     }
 
-    fn column(rows: &[Self], _data_type: &DataType) -> Result<ArrayRef, ArrowError> {
-        Ok(Arc::new(Float32Array::from_iter_values(rows.iter().map(|row| row.0[0]))))
+    fn column<'a>(
+        rows: impl IntoIterator<Item = &'a Self> + Clone,
+        _data_type: &DataType,
+    ) -> Result<ArrayRef, ArrowError> {
+        Ok(Arc::new(Float32Array::from_iter_values(rows.into_iter().map(|row| row.0[0]))))
     }
 }
 
@@ -347,6 +350,115 @@ fn a_vector_per_token_is_stored_in_f16_unless_f32_is_chosen() -> Result<()> {
             assert!(values.iter().zip(expected).all(|(a, b)| (a - b).abs() <= close), "{name}");
         }
     }
+    Ok(())
+}
+
+const BGE_M3: &str = "tests/golden/bge_m3";
+const COLUMNS: [(&str, &str); 3] =
+    [("dense", "embedding"), ("sparse", "sparse_embedding"), ("multi", "multi_vector_embedding")];
+
+/// Files of all kinds have a column for each kind: those of the files of single kinds.
+#[test]
+fn rows_of_all_kinds_have_the_columns_of_each_kind() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let texts: Vec<String> =
+        (0..300).map(|i| format!("the{} cat", " red dog".repeat(i % 9))).collect();
+    let line = |(i, text)| serde_json::json!({"id": i, "text": text}).to_string() + "\n";
+    fs::write(corpora.path("in.jsonl"), texts.iter().enumerate().map(line).collect::<String>())?;
+    let embed = |kind: &str, output: &str, more: &[&str]| {
+        let (input, output) = (corpora.path("in.jsonl"), corpora.path(output));
+        let files = ["--input", &input, "--output", &output];
+        encodle(&[&["embed", "--model", BGE_M3, "--kind", kind], &files[..], more].concat(), b"")
+    };
+    for (extension, more) in [
+        ("jsonl", &[][..]),
+        ("jsonl", &["--tokens", "--max-active-dims", "2", "--long-texts", "windows"]),
+        ("parquet", &[]),
+        ("arrow", &["--output-dtype", "f16"]),
+    ] {
+        let name = |kind: &str| format!("{kind}.{extension}");
+        embed("all", &name("all"), more).success();
+        for (kind, column) in COLUMNS {
+            let is_tokens = |option: &&&str| {
+                kind == "sparse" || !["--tokens", "--max-active-dims", "2"].contains(option)
+            };
+            let own: Vec<&str> = more.iter().filter(is_tokens).copied().collect();
+            embed(kind, &name(kind), &own).success();
+            if extension == "jsonl" {
+                let rows = |name: &str| -> Result<Vec<serde_json::Value>> {
+                    let lines = fs::read_to_string(corpora.path(name))?;
+                    lines.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+                };
+                for (all, one) in rows(&name("all"))?.into_iter().zip(rows(&name(kind))?) {
+                    assert_eq!(all[column], one["embedding"], "{kind}");
+                    assert_eq!((&all["id"], &all["text"]), (&one["id"], &one["text"]));
+                }
+            } else {
+                let (all, one) = (corpora.table(&name("all"))?, corpora.table(&name(kind))?);
+                assert_eq!(all.num_rows(), 300);
+                assert_eq!(all.column_by_name(column), one.column_by_name("embedding"), "{kind}");
+                assert_eq!(all.column_by_name("id"), one.column_by_name("id"));
+                assert_eq!(all.schema().metadata(), one.schema().metadata());
+            }
+        }
+    }
+    let names: Vec<String> = corpora
+        .table("all.parquet")?
+        .schema()
+        .fields()
+        .iter()
+        .map(|field| field.name().clone())
+        .collect();
+    assert_eq!(names[2..], COLUMNS.map(|(_, column)| column));
+    let error = stderr(embed("all", "all.npy", &[]).code(1));
+    assert!(error.contains("a .npy file contains vectors of one length"), "{error}");
+    assert_eq!(corpora.unfinished()?, [""; 0]);
+    Ok(())
+}
+
+/// The columns of the other kinds are fields of records for a single kind, and a conflict for all.
+#[test]
+fn a_field_with_the_name_of_a_column_of_all_kinds_is_an_error() -> Result<()> {
+    let corpora = Corpora::new()?;
+    fs::write(corpora.path("in.jsonl"), "{\"text\":\"a\",\"sparse_embedding\":1}\n")?;
+    fs::write(corpora.path("in.csv"), "text,multi_vector_embedding\na,b\n")?;
+    for (input, column, outputs) in [
+        ("in.jsonl", "sparse_embedding", &["out.jsonl", "out.parquet"][..]),
+        ("in.csv", "multi_vector_embedding", &["out.jsonl", "out.arrow"]),
+    ] {
+        for output in outputs {
+            let (input, output) = (corpora.path(input), corpora.path(output));
+            let arguments =
+                ["embed", "--input", &input, "--output", &output, "--model", BGE_M3, "--kind"];
+            let error = stderr(encodle(&[&arguments[..], &["all"]].concat(), b"").code(1));
+            assert!(error.contains(&format!("already has a field \"{column}\"")), "{error}");
+            encodle(&[&arguments[..], &["dense"]].concat(), b"").success();
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_of_all_kinds_is_resumed() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let lines: Vec<String> = (0..600).map(|i| format!("{{\"text\":\"cat {i}\"}}")).collect();
+    let with_invalid = [&lines[..590], &["{}".to_string()], &lines[590..]].concat();
+    let (input, output) = (corpora.path("in.jsonl"), corpora.path("out.jsonl"));
+    let embed = |more: &[&str]| {
+        let arguments =
+            ["embed", "--model", BGE_M3, "--kind", "all", "--input", &input, "--output", &output];
+        encodle(&[&arguments[..], more].concat(), b"")
+    };
+    fs::write(&input, lines.join("\n"))?;
+    embed(&[]).success();
+    let whole = fs::read(&output)?;
+    fs::write(&input, with_invalid.join("\n"))?;
+    embed(&["--resume"]).code(1);
+    fs::write(&input, lines.join("\n"))?;
+    let error = stderr(embed(&["--resume", "--max-active-dims", "1"]).code(1));
+    assert!(error.contains("at most 1 values"), "{error}");
+    embed(&["--resume"]).success();
+    assert!(fs::read(&output)? == whole);
     Ok(())
 }
 

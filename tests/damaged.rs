@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, path::Path, sync::Arc};
 use arrow_array::{ArrayRef, FixedSizeListArray, RecordBatch, StringArray, types::Float32Type};
 use arrow_ipc::writer::FileWriter;
 use candle_core::{DType, Device::Cpu, Tensor, safetensors};
-use corpus::{RecordSource, StoredRow, VectorDtype, VectorFile};
+use corpus::{RecordSource, StoredColumn, VectorDtype, VectorFile};
 use encoder::{
     Embedder, EmbeddingKind, EncoderForMaskedLm, EncoderModel, LoadOptions, ModelConfig,
     ModelFiles, RaggedBatch, Search, SparseVector, TextTokenizer,

@@ -1,7 +1,11 @@
 //! `encodle search` in files of dense, sparse and multi-vectors, compared with brute force; files
 //! of sparse vectors that other programs wrote.
 
-use std::{fs::File, path::Path, sync::Arc};
+use std::{
+    fs::{self, File},
+    path::Path,
+    sync::Arc,
+};
 
 use anyhow::Result;
 use arrow_array::{
@@ -11,7 +15,7 @@ use arrow_array::{
 use arrow_cast::cast;
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{DataType, Field, Schema};
-use corpus::{StoredRow, VectorDtype, VectorFile};
+use corpus::{StoredColumn, VectorDtype, VectorFile};
 use encoder::{MultiVector, SparseVector};
 use parquet::arrow::ArrowWriter;
 use rand::{Rng, SeedableRng};
@@ -344,7 +348,7 @@ fn search_refuses_models_and_options_of_another_kind() -> Result<()> {
     };
     let no_effect =
         |option: &str| format!("{option} has no effect on the sparse vectors of {sparse}");
-    let cases: [(&[&str], i32, String); 13] = [
+    let cases: [(&[&str], i32, String); 16] = [
         (&["--corpus", &sparse, "--model", MINILM], 1, kinds(&sparse, "sparse", "dense", MINILM)),
         (&["--corpus", &dense, "--model", SPARSE], 1, kinds(&dense, "dense", "sparse", SPARSE)),
         (&["--corpus", &multi, "--model", MINILM], 1, kinds(&multi, "multi", "dense", MINILM)),
@@ -366,7 +370,28 @@ fn search_refuses_models_and_options_of_another_kind() -> Result<()> {
             2,
             "cannot be used with".to_string(),
         ),
-        (&["--corpus", &dense, "--rrf-k", "9"], 2, "--hybrid <FILE>".to_string()),
+        (
+            &["--corpus", &dense, "--rrf-k", "9"],
+            2,
+            "--rrf-k is for a hybrid search: expected --hybrid FILE, or --kind all".to_string(),
+        ),
+        (
+            &["--corpus", &dense, "--kind", "all"],
+            1,
+            format!(
+                "{dense} contains dense vectors: expected vectors of all kinds, as encodle embed"
+            ),
+        ),
+        (
+            &["--corpus", &dense, "--kind", "sparse"],
+            1,
+            format!("{dense} contains dense vectors: expected sparse ones"),
+        ),
+        (
+            &["--corpus", &dense, "--kind", "all", "--threshold", "0.5"],
+            2,
+            "--threshold cannot be used with a hybrid search".to_string(),
+        ),
         (
             &["--corpus", &dense, "--hybrid", &sparse, "--candidates", "9"],
             2,
@@ -393,6 +418,44 @@ fn search_refuses_models_and_options_of_another_kind() -> Result<()> {
         stdout(encodle(&["search", "--corpus", &npy, "--hybrid", &sparse, "cab"], b"").success());
     let found: Value = serde_json::from_str(&found)?;
     assert_eq!(found["hits"][0]["record"]["text"], "cab");
+    Ok(())
+}
+
+/// The search of all kinds in one file is the hybrid search of the files of single kinds.
+#[test]
+fn a_file_of_all_kinds_is_searched_by_each_kind_and_by_all() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    let texts: Vec<String> = (0..40).map(|i| format!("the cat number {i}, a red dog")).collect();
+    fs::write(path("in.txt"), texts.join("\n"))?;
+    let queries = ["a red cat", "number 7", "the bank"];
+    let search = |arguments: &[&str]| {
+        stdout(encodle(&[&["search", "-k", "5"], arguments, &queries].concat(), b"").success())
+    };
+    for extension in ["parquet", "arrow"] {
+        let file = |kind: &str| path(&format!("{kind}.{extension}"));
+        for kind in ["dense", "sparse", "multi", "all"] {
+            let (input, output) = (path("in.txt"), file(kind));
+            let model = ["--model", "tests/golden/bge_m3", "--kind", kind];
+            let files = ["--input", &input, "--output", &output];
+            encodle(&[&["embed"], &model[..], &files].concat(), b"").success();
+        }
+        let [dense, sparse, multi, all] = ["dense", "sparse", "multi", "all"].map(file);
+        assert_eq!(search(&["--corpus", &all]), search(&["--corpus", &dense]));
+        for (kind, of_kind) in [("dense", &dense), ("sparse", &sparse), ("multi", &multi)] {
+            let hits = search(&["--corpus", &all, "--kind", kind]);
+            assert_eq!(hits, search(&["--corpus", of_kind]), "{kind}");
+            assert!(hits.contains(r#""record":{"text":"the cat number"#), "{hits}");
+        }
+        for more in [&[][..], &["--rrf-k", "3", "--candidates", "9"]] {
+            let one = [&["--corpus", &all, "--kind", "all"], more].concat();
+            let three = ["--corpus", &dense, "--hybrid", &sparse, "--hybrid", &multi];
+            assert_eq!(search(&one), search(&[&three[..], more].concat()), "{more:?}");
+        }
+        let error =
+            encodle(&["search", "--corpus", &all, "--kind", "all", "--normalize", "a"], b"");
+        assert!(stderr(error.code(2)).contains("--normalize has no effect"));
+    }
     Ok(())
 }
 

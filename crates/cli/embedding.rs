@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use anyhow::Result;
 use corpus::StoredRow;
 use encoder::{
-    Choice, Embed, Embedder, MultiVector, MultiVectorEmbedder, SparseEmbedder, SparseVector,
+    BgeM3Embedder, BgeM3Embedding, Choice, Embed, Embedder, EmbeddingKind, MultiVector,
+    MultiVectorEmbedder, SparseEmbedder, SparseVector,
 };
 
 use crate::{
@@ -101,6 +102,34 @@ impl Printed for MultiVectorEmbedder {
         let columns = ["vectors", self.similarity().name()];
         let described = rows.iter().map(description).collect::<io::Result<Vec<_>>>()?;
         write_table(out, self.dimension(), texts, columns, described)
+    }
+}
+
+impl Printed for BgeM3Embedder {
+    fn check<S: AsRef<str>>(texts: &[S], rows: &[BgeM3Embedding]) -> Result<()> {
+        check_finite(texts, &rows.iter().map(|row| &row.embedding).collect::<Vec<_>>())
+    }
+
+    fn warn_before_table(&self) {
+        self.dense().warn_before_table();
+    }
+
+    /// Writes the table of each kind, after its name.
+    fn write_table(
+        &self,
+        out: &mut impl Write,
+        texts: &[String],
+        rows: &[BgeM3Embedding],
+    ) -> io::Result<()> {
+        let dense: Vec<_> = rows.iter().map(|row| row.embedding.clone()).collect();
+        let sparse: Vec<_> = rows.iter().map(|row| row.sparse_embedding.clone()).collect();
+        let multi: Vec<_> = rows.iter().map(|row| row.multi_vector_embedding.clone()).collect();
+        writeln!(out, "{}:", EmbeddingKind::Dense)?;
+        self.dense().write_table(out, texts, &dense)?;
+        writeln!(out, "\n{}:", EmbeddingKind::Sparse)?;
+        self.sparse().write_table(out, texts, &sparse)?;
+        writeln!(out, "\n{}:", EmbeddingKind::Multi)?;
+        self.multi_vector().write_table(out, texts, &multi)
     }
 }
 

@@ -3,8 +3,8 @@
 use anyhow::{Result, anyhow, bail, ensure};
 use corpus::VectorFile;
 use encoder::{
-    Embed, EmbedOptions, EmbeddingKind, Hit, LoadOptions, ModelFiles, MultiVectorEmbedder,
-    MultiVectorSearch, Prompt, Search, SparseEmbedder, TextRole,
+    BgeM3Embedder, Embed, EmbedOptions, Embedder, EmbeddingKind, Hit, LoadOptions, ModelFiles,
+    MultiVectorEmbedder, MultiVectorSearch, Prompt, Search, SparseEmbedder, TextRole,
 };
 
 use crate::{
@@ -66,13 +66,49 @@ impl SearchedFile {
         }
     }
 
+    /// The hits of each query by each kind of vectors in the file, by one model.
+    ///
+    /// # Errors
+    /// If the file does not have vectors of all kinds; those of [`Self::search`].
+    pub fn search_all_kinds(
+        &self,
+        queries: &Queries,
+        options: &LoadOptions,
+    ) -> Result<Vec<Vec<Vec<Hit>>>> {
+        let of_kind = |kind| -> Result<Self> {
+            let vectors = self.vectors.of_kind(kind).map_err(|_| {
+                let name = self.name();
+                anyhow!(
+                    "{name} contains {} vectors: expected vectors of all kinds, as encodle embed \
+                     --kind all writes them",
+                    self.vectors.kind()
+                )
+            })?;
+            let (model, files) = (self.model.clone(), self.files.clone());
+            Ok(Self { vectors, model, files, is_default_model: self.is_default_model })
+        };
+        let [dense, sparse, multi] =
+            [EmbeddingKind::Dense, EmbeddingKind::Sparse, EmbeddingKind::Multi].map(of_kind);
+        let (dense, sparse, multi) = (dense?, sparse?, multi?);
+        sparse.check_options()?;
+        let embedder = BgeM3Embedder::from_files(&self.files, options)?;
+        Ok(vec![
+            dense.dense_hits(embedder.dense().clone(), queries)?,
+            sparse.sparse_hits(embedder.sparse(), queries)?,
+            multi.multi_hits(embedder.multi_vector(), queries)?,
+        ])
+    }
+
     /// The nearest rows by cosine.
     fn search_dense(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
         let kind = EmbeddingKind::from_files(&self.files)?;
         if kind != EmbeddingKind::Dense && !self.model.chooses_pooling() {
             return Err(self.other_kind(kind));
         }
-        let embedder = self.model.embedder_with(&self.files, options)?;
+        self.dense_hits(self.model.embedder_with(&self.files, options)?, queries)
+    }
+
+    fn dense_hits(&self, embedder: Embedder, queries: &Queries) -> Result<Vec<Vec<Hit>>> {
         let (max, name, model) = (embedder.dimension(), self.name(), self.model.name());
         let got = self.vectors.dimension().expect("the length of dense vectors");
         ensure!(
@@ -102,13 +138,8 @@ impl SearchedFile {
         from_files: fn(&ModelFiles, &LoadOptions) -> encoder::Result<E>,
         options: &LoadOptions,
     ) -> Result<E> {
-        let (name, expected) = (self.name(), self.vectors.kind());
-        let unused = self.model.options_of_dense_models();
-        if let Some((option, _)) = unused.iter().find(|(_, is_given)| *is_given) {
-            return Err(usage_error(format!(
-                "{option} has no effect on the {expected} vectors of {name}: leave the option out"
-            )));
-        }
+        self.check_options()?;
+        let expected = self.vectors.kind();
         let kind = EmbeddingKind::from_files(&self.files)?;
         from_files(&self.files, options).map_err(|error| {
             // A masked language model, whose files name no kind, is dense by default, and so is
@@ -123,9 +154,29 @@ impl SearchedFile {
         })
     }
 
+    /// # Errors
+    /// A usage error for an option of dense models.
+    fn check_options(&self) -> Result<()> {
+        let (name, kind) = (self.name(), self.vectors.kind());
+        let unused = self.model.options_of_dense_models();
+        match unused.iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => Err(usage_error(format!(
+                "{option} has no effect on the {kind} vectors of {name}: leave the option out"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// The rows with the highest MaxSim.
     fn search_multi(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
-        let embedder = self.load(MultiVectorEmbedder::from_files, options)?;
+        self.multi_hits(&self.load(MultiVectorEmbedder::from_files, options)?, queries)
+    }
+
+    fn multi_hits(
+        &self,
+        embedder: &MultiVectorEmbedder,
+        queries: &Queries,
+    ) -> Result<Vec<Vec<Hit>>> {
         let (got, expected, name) = (self.vectors.dimension(), embedder.dimension(), self.name());
         ensure!(
             got == Some(expected),
@@ -134,7 +185,7 @@ impl SearchedFile {
             got.unwrap_or_default(),
             self.model.name()
         );
-        let vectors = self.embed(&embedder, queries, embedder.max_seq_length(TextRole::Query))?;
+        let vectors = self.embed(embedder, queries, embedder.max_seq_length(TextRole::Query))?;
         let search = MultiVectorSearch::new(&vectors, embedder.similarity(), queries.top)?;
         Ok(self.vectors.scan_multi(&search)?.into_hits())
     }
@@ -155,14 +206,17 @@ impl SearchedFile {
 
     /// The rows with the highest dot products.
     fn search_sparse(&self, queries: &Queries, options: &LoadOptions) -> Result<Vec<Vec<Hit>>> {
-        let embedder = self.load(SparseEmbedder::from_files, options)?;
+        self.sparse_hits(&self.load(SparseEmbedder::from_files, options)?, queries)
+    }
+
+    fn sparse_hits(&self, embedder: &SparseEmbedder, queries: &Queries) -> Result<Vec<Vec<Hit>>> {
         let similarity = embedder.similarity_fn_name();
         if similarity != "dot" {
             messages::print(&format!(
                 "the model's similarity_fn_name is {similarity:?}; dot products are printed"
             ));
         }
-        let vectors = self.embed(&embedder, queries, embedder.max_seq_length(TextRole::Query))?;
+        let vectors = self.embed(embedder, queries, embedder.max_seq_length(TextRole::Query))?;
         let index = self.vectors.sparse_index(embedder.dimension())?;
         Ok(index.search(&vectors, queries.top)?)
     }

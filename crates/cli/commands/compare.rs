@@ -66,10 +66,10 @@ pub fn vectors_for_cosines<S: AsRef<str>>(
 ///
 /// # Errors
 /// A message that names the first text whose vector has NaN or infinity.
-pub fn check_finite<S: AsRef<str>>(texts: &[S], vectors: &[Vec<f32>]) -> Result<()> {
+pub fn check_finite<S: AsRef<str>>(texts: &[S], vectors: &[impl AsRef<[f32]>]) -> Result<()> {
     for (text, vector) in texts.iter().zip(vectors) {
         ensure!(
-            vector.iter().all(|value| value.is_finite()),
+            vector.as_ref().iter().all(|value| value.is_finite()),
             "text {:?}: the vector has a NaN or infinite value; if --dtype is f16, use f32 or bf16",
             beginning(text.as_ref())
         );

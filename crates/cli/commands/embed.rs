@@ -12,12 +12,12 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use corpus::{
-    EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, VectorDtype,
+    EmbedRun, Error, Event, OnInvalid, Record, RecordFormat, RecordSource, StoredRow, VectorDtype,
     VectorFormat, embed_records, warnings,
 };
 use encoder::{
-    Choice, EmbedOptions, Embedder, EmbeddingKind, LongTexts, ModelFiles, MultiVectorEmbedder,
-    SparseEmbedder,
+    BgeM3Embedder, Choice, EmbedOptions, Embedder, EmbeddingKind, LongTexts, ModelFiles,
+    MultiVectorEmbedder, SparseEmbedder,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -40,12 +40,13 @@ const ADVICE: &str = "; --long-texts windows embeds all tokens";
   encodle embed \"A man is eating food.\" \"A man eats.\"
   encodle embed --input lines.txt --output vectors.npy
   encodle embed --input articles.parquet --field body --output vectors.parquet --resume
+  encodle embed --model BAAI/bge-m3 --kind all --input lines.txt --output all.parquet
   zcat log.jsonl.gz | encodle embed --input - --input-format jsonl --output vectors.arrow")]
 pub struct Args {
     #[command(flatten)]
     model: Model,
 
-    /// Kind of embedding [default: the kind that the model's files name]
+    /// Kind of embedding [default: the kind that the model's files name; dense for BGE-M3]
     #[arg(long, value_name = "KIND", value_parser = choice::<EmbeddingKind>())]
     kind: Option<EmbeddingKind>,
 
@@ -89,7 +90,7 @@ pub struct Args {
     output: Option<PathBuf>,
 
     /// Number format of the vectors in .npy, .parquet and .arrow files. Needs --output [default: f16
-    /// for a model with a vector per token, otherwise f32]
+    /// for the vectors of tokens of --kind multi or all, otherwise f32]
     #[arg(
         long,
         value_name = "OUTPUT_DTYPE",
@@ -173,7 +174,7 @@ impl Args {
     /// A usage error for an option that has no meaning for a dense model; the errors of loading.
     fn dense(&self, files: &ModelFiles) -> Result<Embedder> {
         let max_active_dims = ("--max-active-dims", self.max_active_dims.is_some());
-        check_absent(&[max_active_dims, ("--tokens", self.tokens)], EmbeddingKind::Dense)?;
+        check_absent(&[max_active_dims, ("--tokens", self.tokens)], "a dense model")?;
         let embedder = self.model.embedder(files)?;
         Ok(match self.dimensions {
             Some(dimension) => embedder.with_dimension(dimension)?,
@@ -187,7 +188,21 @@ impl Args {
     fn sparse(&self, files: &ModelFiles, output: &Output) -> Result<SparseEmbedder> {
         let dimensions = ("--dimensions", self.dimensions.is_some());
         let [pooling, normalize] = self.model.options_of_dense_models();
-        check_absent(&[dimensions, pooling, normalize], EmbeddingKind::Sparse)?;
+        check_absent(&[dimensions, pooling, normalize], "a sparse model")?;
+        self.check_tokens(output)?;
+        let model = SparseEmbedder::from_files(files, &self.model.load_options()?)?;
+        let model = match self.max_active_dims {
+            Some(max) => model.with_max_active_dims(max)?,
+            None => model,
+        };
+        Ok(if self.tokens { model.with_tokens() } else { model })
+    }
+
+    /// Checks that the tokens of sparse vectors are not asked for in a table of columns.
+    ///
+    /// # Errors
+    /// A usage error if they are.
+    fn check_tokens(&self, output: &Output) -> Result<()> {
         let has_lines = match output {
             Output::File(run) => run.format() == Some(VectorFormat::Jsonl),
             Output::Lines => true,
@@ -196,12 +211,7 @@ impl Args {
         if self.tokens && !has_lines {
             return Err(usage_error("--tokens is for JSON lines: expected --format jsonl"));
         }
-        let model = SparseEmbedder::from_files(files, &self.model.load_options()?)?;
-        let model = match self.max_active_dims {
-            Some(max) => model.with_max_active_dims(max)?,
-            None => model,
-        };
-        Ok(if self.tokens { model.with_tokens() } else { model })
+        Ok(())
     }
 
     /// # Errors
@@ -213,8 +223,24 @@ impl Args {
         let [pooling, normalize] = self.model.options_of_dense_models();
         let tokens = ("--tokens", self.tokens);
         let absent = [dimensions, max_active_dims, tokens, pooling, normalize];
-        check_absent(&absent, EmbeddingKind::Multi)?;
+        check_absent(&absent, "a multi model")?;
         Ok(MultiVectorEmbedder::from_files(files, &self.model.load_options()?)?)
+    }
+
+    /// # Errors
+    /// A usage error for an option that has no meaning for a model of all kinds, or for tokens in a
+    /// table of columns; the errors of loading.
+    fn all_kinds(&self, files: &ModelFiles, output: &Output) -> Result<BgeM3Embedder> {
+        check_absent(&self.model.options_of_dense_models(), "a model of all kinds")?;
+        self.check_tokens(output)?;
+        let mut model = BgeM3Embedder::from_files(files, &self.model.load_options()?)?;
+        if let Some(dimension) = self.dimensions {
+            model = model.with_dimension(dimension)?;
+        }
+        if let Some(max) = self.max_active_dims {
+            model = model.with_max_active_dims(max)?;
+        }
+        Ok(if self.tokens { model.with_tokens() } else { model })
     }
 
     /// The texts from the command line, or the file of `--input`, or standard input.
@@ -286,10 +312,10 @@ enum Output {
 ///
 /// # Errors
 /// A usage error that names the first option that is given.
-fn check_absent(options: &[(&str, bool)], kind: EmbeddingKind) -> Result<()> {
+fn check_absent(options: &[(&str, bool)], model: &str) -> Result<()> {
     match options.iter().find(|(_, is_given)| *is_given) {
         Some((option, _)) => Err(usage_error(format!(
-            "{option} has no effect on a {kind} model: leave the option out, or use a model of \
+            "{option} has no effect on {model}: leave the option out, or use a model of \
              another kind"
         ))),
         None => Ok(()),
@@ -312,6 +338,10 @@ pub fn run(args: Args) -> Result<()> {
             embed(&args, source, output, embedder)
         }
         EmbeddingKind::Multi => embed(&args, source, output, args.multi_vector(&files)?),
+        EmbeddingKind::All => {
+            let embedder = args.all_kinds(&files, &output)?;
+            embed(&args, source, output, embedder)
+        }
         kind => Err(usage_error(format!("--kind {kind} is not supported by this command"))),
     }
 }
@@ -330,8 +360,8 @@ fn embed<E: Printed>(args: &Args, source: RecordSource, output: Output, embedder
             let write = |records: Vec<Record>, vectors: Vec<E::Row>| {
                 let texts: Vec<&str> = records.iter().map(Record::text).collect();
                 E::check(&texts, &vectors)?;
-                for (text, embedding) in texts.into_iter().zip(&vectors) {
-                    write_line(&mut out, &Line { text, embedding })?;
+                for (text, row) in texts.into_iter().zip(&vectors) {
+                    write_line(&mut out, &Line { text, row: row.object() })?;
                 }
                 anyhow::Ok(out.flush()?)
             };
@@ -427,7 +457,8 @@ impl Progress {
 
 /// One line of `--format jsonl`.
 #[derive(Serialize)]
-struct Line<'a, R> {
+struct Line<'a, R: Serialize> {
     text: &'a str,
-    embedding: &'a R,
+    #[serde(flatten)]
+    row: R,
 }

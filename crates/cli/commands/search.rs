@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    arguments::{finite, positive, usage_error},
+    arguments::{choice, finite, positive, usage_error},
     default_model,
     fit::{fit, terminal_width},
     json_line::write_line,
@@ -23,6 +23,9 @@ use crate::{
     searched_file::{Queries, SearchedFile},
     texts::{prompt, source, texts},
 };
+
+/// The default of `--rrf-k`.
+const RRF_K: u32 = 60;
 
 /// The default of `--candidates`, if `--top` is not larger.
 const CANDIDATES: usize = 100;
@@ -33,12 +36,18 @@ const CANDIDATES: usize = 100;
   encodle search --corpus lines.parquet \"how do I undo a commit\"
   encodle search --corpus vectors.npy --records lines.txt --top 3 --threshold 0.5 \"undo\" \"redo\"
   encodle search --corpus dense.parquet --hybrid sparse.parquet \"how do I undo a commit\"
+  encodle search --corpus all.parquet --kind all \"how do I undo a commit\"
   encodle search --corpus lines.parquet --format jsonl < queries.txt | jq '.hits[0].row'")]
 #[command(mut_arg("model", |argument| argument.help(model_help())))]
 pub struct Args {
     /// File of vectors that encodle embed wrote: .npy, .parquet or .arrow
     #[arg(long, value_name = "FILE")]
     corpus: PathBuf,
+
+    /// Kind of the vectors to search, for a file of --corpus with vectors of all kinds; all for a
+    /// hybrid search of all three kinds [default: dense]
+    #[arg(long, value_name = "KIND", value_parser = choice::<EmbeddingKind>())]
+    kind: Option<EmbeddingKind>,
 
     /// Another file of vectors of the same records, such as sparse vectors beside dense ones; can
     /// be repeated. Each file is searched by its own model, and the rows are ordered by their ranks
@@ -48,13 +57,13 @@ pub struct Args {
     hybrid: Vec<PathBuf>,
 
     /// Number k of reciprocal rank fusion: the score of a row is the sum of 1 / (k + rank) over the
-    /// files. Needs --hybrid
-    #[arg(long, value_name = "K", default_value_t = 60, requires = "hybrid")]
-    rrf_k: u32,
+    /// files or kinds. Needs --hybrid or --kind all [default: 60]
+    #[arg(long, value_name = "K")]
+    rrf_k: Option<u32>,
 
-    /// Number of rows of each file that are ranked, at least that of --top. Needs --hybrid [default:
-    /// 100, or --top if it is larger]
-    #[arg(long, value_name = "N", value_parser = positive::<usize>, requires = "hybrid")]
+    /// Number of rows of each file or kind that are ranked, at least that of --top. Needs --hybrid or
+    /// --kind all [default: 100, or --top if it is larger]
+    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
     candidates: Option<usize>,
 
     /// For a .npy corpus: the input file of encodle embed, to show the texts of the hits
@@ -75,8 +84,7 @@ pub struct Args {
         long,
         value_name = "SCORE",
         allow_negative_numbers = true,
-        value_parser = finite,
-        conflicts_with = "hybrid"
+        value_parser = finite
     )]
     threshold: Option<f32>,
 
@@ -133,7 +141,7 @@ fn model_help() -> String {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let top = if args.hybrid.is_empty() { args.top } else { args.candidates()? };
+    let top = args.check_hybrid()?.unwrap_or(args.top);
     let files = open(&args)?;
     // The records of the hits are those of the first file that contains records.
     let shown = files.iter().map(|file| &file.vectors).find(|vectors| vectors.fields().is_some());
@@ -177,8 +185,8 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 impl Args {
-    /// The hits of each query in the file, or in all files of a hybrid search, each of which ranks
-    /// `top` rows.
+    /// The hits of each query in the file, or in a hybrid search, where each file or kind of vectors
+    /// ranks `top` rows.
     fn hits(
         &self,
         files: &[SearchedFile],
@@ -188,34 +196,59 @@ impl Args {
     ) -> Result<Vec<Vec<Hit>>> {
         let own = prompt(&self.prompt_name, &self.prompt).unwrap_or(Prompt::Query);
         let (corpus, others) = files.split_first().expect("the file of --corpus");
-        let mut hits = corpus.search(&Queries { texts: queries, prompt: own, top }, options)?;
-        if others.is_empty() {
+        let own = Queries { texts: queries, prompt: own, top };
+        let mut rankings = match self.kind {
+            Some(EmbeddingKind::All) => corpus.search_all_kinds(&own, options)?,
+            _ => vec![corpus.search(&own, options)?],
+        };
+        if !self.is_hybrid() {
+            let mut hits = rankings.remove(0);
             let threshold = self.threshold.unwrap_or(f32::NEG_INFINITY);
             hits.iter_mut().for_each(|hits| hits.retain(|hit| hit.score >= threshold));
             return Ok(hits);
         }
-        let mut rankings = vec![hits];
         for file in others {
             let queries = Queries { texts: queries, prompt: Prompt::Query, top };
             rankings.push(file.search(&queries, options)?);
         }
         let fused = (0..queries.len()).map(|query| {
             let rankings = rankings.iter().map(|hits| &hits[query][..]);
-            let mut hits = reciprocal_rank_fusion(rankings, self.rrf_k);
+            let mut hits = reciprocal_rank_fusion(rankings, self.rrf_k.unwrap_or(RRF_K));
             hits.truncate(self.top);
             hits
         });
         Ok(fused.collect())
     }
 
-    /// The number of rows of each file that a hybrid search ranks.
+    /// Whether several files or kinds of vectors are searched.
+    fn is_hybrid(&self) -> bool {
+        !self.hybrid.is_empty() || self.kind == Some(EmbeddingKind::All)
+    }
+
+    /// The number of rows of each file or kind that a hybrid search ranks; `None` for another search.
     ///
     /// # Errors
-    /// A usage error if it is less than the number of hits.
-    fn candidates(&self) -> Result<usize> {
+    /// A usage error if the number is less than that of the hits, and for options that have no
+    /// effect on the search.
+    fn check_hybrid(&self) -> Result<Option<usize>> {
+        if !self.is_hybrid() {
+            let options =
+                [("--rrf-k", self.rrf_k.is_some()), ("--candidates", self.candidates.is_some())];
+            return match options.iter().find(|(_, is_given)| *is_given) {
+                Some((option, _)) => Err(usage_error(format!(
+                    "{option} is for a hybrid search: expected --hybrid FILE, or --kind all"
+                ))),
+                None => Ok(None),
+            };
+        }
+        if self.threshold.is_some() {
+            return Err(usage_error(
+                "--threshold cannot be used with a hybrid search, whose scores are sums of ranks",
+            ));
+        }
         match self.candidates {
-            None => Ok(self.top.max(CANDIDATES)),
-            Some(candidates) if candidates >= self.top => Ok(candidates),
+            None => Ok(Some(self.top.max(CANDIDATES))),
+            Some(candidates) if candidates >= self.top => Ok(Some(candidates)),
             Some(candidates) => Err(usage_error(format!(
                 "--candidates is {candidates}: expected at least {}, the value of --top",
                 self.top
@@ -232,6 +265,10 @@ impl Args {
 /// its model.
 fn open(args: &Args) -> Result<Vec<SearchedFile>> {
     let corpus = VectorFile::open(&args.corpus)?;
+    let corpus = match args.kind {
+        None | Some(EmbeddingKind::All) => corpus,
+        Some(kind) => corpus.of_kind(kind)?,
+    };
     if let (Some(threshold), EmbeddingKind::Dense) = (args.threshold, corpus.kind())
         && !(-1.0..=1.0).contains(&threshold)
     {

@@ -69,8 +69,8 @@ pub struct Args {
     pooling: Vec<Named<Modes>>,
 
     /// Kind of embedding, for the model NAME or for all models: dense; sparse, also for a masked
-    /// language model whose files name no kind; or multi, a vector per token. Repeatable [default:
-    /// the task that the model's files name]
+    /// language model whose files name no kind; multi, a vector per token; or all, the three of
+    /// BGE-M3 by one model. Repeatable [default: the task that the model's files name]
     #[arg(long, env = "ENCODLE_KIND", value_delimiter = '\n', value_name = "[NAME=]KIND")]
     kind: Vec<Named<EmbeddingKind>>,
 

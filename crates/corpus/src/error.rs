@@ -193,19 +193,21 @@ pub enum InputError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
-    /// The input already has a column `embedding`; vectors are written to a column of this name.
+    /// The input already has a column, such as `embedding`, to which vectors are written.
     #[error(
-        "{name} already has a field \"embedding\", the name under which vectors are written: rename \
+        "{name} already has a field {column:?}, the name under which vectors are written: rename \
          the field"
     )]
     EmbeddingColumn {
         /// The input's name.
         name: String,
+        /// The column.
+        column: &'static str,
     },
 
-    /// A JSON object already has a field `embedding`; vectors are written to a field of this name.
+    /// A JSON object already has a field, such as `embedding`, to which vectors are written.
     #[error(
-        "{name}, line {number}: the object already has a field \"embedding\", the name under which \
+        "{name}, line {number}: the object already has a field {field:?}, the name under which \
          vectors are written: rename the field"
     )]
     EmbeddingField {
@@ -213,6 +215,8 @@ pub enum OutputError {
         name: String,
         /// The record's line.
         number: u64,
+        /// The field.
+        field: &'static str,
     },
 
     /// A JSON object has a value that cannot be in the same column of a table as an earlier value,
@@ -519,12 +523,14 @@ pub enum VectorsError {
 
     /// The type of the column of vectors is that of no kind of vectors.
     #[error(
-        "{name}: expected fixed-size lists of f32 or f16 in column \"embedding\", lists of such \
+        "{name}: expected fixed-size lists of f32 or f16 in column {column:?}, lists of such \
          lists, or lists of structs of an integer \"index\" and a \"value\" in f32 or f16, got {got}"
     )]
     VectorType {
         /// The file.
         name: String,
+        /// The column.
+        column: &'static str,
         /// The column's type.
         got: DataType,
     },
@@ -565,13 +571,15 @@ pub enum VectorsError {
 
     /// The column of vectors contains null.
     #[error(
-        "{name}: expected vectors in column \"embedding\", got null in one or more of the rows \
+        "{name}: expected vectors in column {column:?}, got null in one or more of the rows \
          {start} to {}, counted from 0",
         end - 1
     )]
     NullVector {
         /// The file.
         name: String,
+        /// The column.
+        column: &'static str,
         /// The first row of the batch that contains null, from 0.
         start: u64,
         /// The row after the last row of the batch.

@@ -5,7 +5,7 @@
 //! 2. [`EmbedRun`] embeds the records with an [`encoder::Embedder`] and writes the vectors to
 //!    Parquet, Arrow IPC or JSONL with all fields of the records, or to `.npy` without the fields.
 //!    An interrupted run can be resumed. [`embed_records`] passes the vectors to a function
-//!    instead. Rows other than vectors implement [`StoredRow`].
+//!    instead. Rows other than vectors implement [`StoredColumn`].
 //! 3. [`VectorFile`] reads the vectors back and searches them: dense ones by cosine, sparse ones by
 //!    their dot products, a vector per token by MaxSim.
 //!
@@ -60,9 +60,12 @@ pub use error::{Error, InputError, OutputError, Result, ResumeError, VectorsErro
 pub use format::{RecordFormat, VectorFormat};
 pub use output_path::output_path;
 pub use records::{InvalidRecord, InvalidRecordKind, Record, RecordSource, Records, Unit};
-pub use rows::StoredRow;
+pub use rows::{StoredColumn, StoredRow};
 pub use run::{EmbedRun, Event, OnInvalid, Summary, embed_records};
 pub use vectors::{RowRecords, VectorDtype, VectorFile};
 
 /// The name of the field or column of vectors.
 const EMBEDDING: &str = "embedding";
+
+/// The names of the fields or columns of rows of all kinds.
+const ALL_EMBEDDINGS: [&str; 3] = [EMBEDDING, "sparse_embedding", "multi_vector_embedding"];

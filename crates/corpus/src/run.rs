@@ -154,8 +154,8 @@ impl EmbedRun {
         Self { format: Some(format), ..self }
     }
 
-    /// Writes vectors of this dtype. The default is [`StoredRow::DTYPE`] in Parquet and Arrow files,
-    /// otherwise f32.
+    /// Writes vectors of this dtype. The default is [`StoredColumn::DTYPE`](crate::StoredColumn::DTYPE)
+    /// in Parquet and Arrow files, otherwise f32.
     pub fn with_dtype(self, dtype: VectorDtype) -> Self {
         Self { dtype: Some(dtype), ..self }
     }
@@ -219,7 +219,7 @@ impl EmbedRun {
     ///   [`Self::with_format`] names a format; [`OutputError::JsonlDtype`] for JSONL in f16;
     ///   [`OutputError::RowsWithoutArray`] for `.npy` if the rows of the model differ in length
     /// - [`OutputError::EmbeddingColumn`], [`OutputError::EmbeddingField`] if the records already
-    ///   have a field `embedding`
+    ///   have a field with the name of a column of [`StoredRow::COLUMNS`]
     /// - [`OutputError::ColumnConflict`], [`OutputError::StreamColumn`],
     ///   [`OutputError::UnwritableColumn`], [`OutputError::InexactConversion`],
     ///   [`OutputError::RowAsJson`] if the format does not represent the records' fields
@@ -289,7 +289,7 @@ impl EmbedRun {
                 Error::Output(OutputError::OutputExtension { path: self.output.clone() })
             })?,
             dtype: self.dtype,
-            dimension: embedder.dimension(),
+            dimensions: embedder.dimensions(),
             model: self.model.as_deref(),
             skip_invalid: self.on_invalid == OnInvalid::Skip,
         };

@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    EMBEDDING, Error, InputError, Result,
+    ALL_EMBEDDINGS, Error, InputError, Result,
     records::{
         record::{Fields, InvalidRecord, InvalidRecordKind, Record, Unit},
         stream::{Records, check_distinct, string_columns},
@@ -59,7 +59,8 @@ pub(crate) fn read(
         return Err(InputError::NoColumn { name, expected: column, got }.into());
     };
     check_distinct(&name, header.iter())?;
-    let has_embedding = header.iter().any(|name| name == EMBEDDING);
+    let is_field = |name: &&str| header.iter().any(|field| field == *name);
+    let embeddings: Vec<&str> = ALL_EMBEDDINGS.into_iter().filter(is_field).collect();
     let schema = string_columns(header.iter());
     let mut row = csv::StringRecord::new();
     let rows = std::iter::from_fn(move || {
@@ -84,7 +85,7 @@ pub(crate) fn read(
         let fields =
             fields.map(|(name, field)| format!("{}:{}", Value::from(name), Value::from(field)));
         let open_object = format!("{{{}", fields.collect::<Vec<_>>().join(","));
-        let fields = Fields::Json { open_object, has_embedding };
+        let fields = Fields::Json { open_object, embeddings: embeddings.clone() };
         let text = row.get(text_column).unwrap_or_default().to_string();
         let number = row.position().map_or(0, line);
         Some(Ok(Record { text, unit: Unit::Line, number, fields }))

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    EMBEDDING,
+    ALL_EMBEDDINGS,
     columns::Json,
     records::{
         lines::parse_lines,
@@ -57,9 +57,9 @@ fn parse_object(line: &str, field: &str) -> Result<(String, Fields), InvalidReco
             return Err(InvalidRecordKind::NoField { field, got });
         }
     };
-    let has_embedding = map.contains_key(EMBEDDING);
+    let embeddings = ALL_EMBEDDINGS.into_iter().filter(|name| map.contains_key(*name)).collect();
     let open_object = line.trim().strip_suffix('}').unwrap_or_default().trim_end().to_string();
-    Ok((text, Fields::Json { open_object, has_embedding }))
+    Ok((text, Fields::Json { open_object, embeddings }))
 }
 
 /// Parses a line as [`Json`], which keeps the digits of numbers, for an error message.

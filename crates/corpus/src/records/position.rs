@@ -65,7 +65,7 @@ mod tests {
         let of_line = |_: &str| Fields::Text;
         let of_json = |text: &str| {
             let open_object = format!("{{\"text\":\"{text}\"");
-            Fields::Json { open_object, has_embedding: false }
+            Fields::Json { open_object, embeddings: vec![] }
         };
         for fields in [of_line as fn(&str) -> Fields, of_json] {
             let records = ["a", "b"].map(|text| {

@@ -30,8 +30,8 @@ pub(crate) enum Fields {
         /// A JSON object without its closing brace, so that a field can be appended:
         /// `{"id": 7, "text": "…"`.
         open_object: String,
-        /// Whether the object has a field `embedding`.
-        has_embedding: bool,
+        /// The names of [`ALL_EMBEDDINGS`](crate::ALL_EMBEDDINGS) among its fields.
+        embeddings: Vec<&'static str>,
     },
     /// One row of a table.
     Row { batch: Arc<RowBatch>, row: usize },

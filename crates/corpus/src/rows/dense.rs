@@ -7,10 +7,10 @@ use arrow_schema::{ArrowError, DataType, Field};
 
 use crate::{
     VectorDtype,
-    rows::{StoredRow, number_type, numbers},
+    rows::{StoredColumn, number_type, numbers},
 };
 
-impl StoredRow for Vec<f32> {
+impl StoredColumn for Vec<f32> {
     const HAS_FIXED_LENGTH: bool = true;
 
     fn data_type(dimension: usize, dtype: VectorDtype) -> DataType {
@@ -18,11 +18,14 @@ impl StoredRow for Vec<f32> {
         DataType::FixedSizeList(element, dimension as i32)
     }
 
-    fn column(rows: &[Self], data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+    fn column<'a>(
+        rows: impl IntoIterator<Item = &'a Self> + Clone,
+        data_type: &DataType,
+    ) -> Result<ArrayRef, ArrowError> {
         let DataType::FixedSizeList(element, dimension) = data_type else {
             unreachable!("`data_type` returns a type of fixed-size lists");
         };
-        let values = numbers(rows.iter().flatten().copied(), element.data_type());
+        let values = numbers(rows.into_iter().flatten().copied(), element.data_type());
         Ok(Arc::new(FixedSizeListArray::try_new(element.clone(), *dimension, values, None)?))
     }
 }

@@ -9,10 +9,10 @@ use encoder::{MultiVector, Row};
 
 use crate::{
     VectorDtype,
-    rows::{StoredRow, numbers},
+    rows::{StoredColumn, numbers},
 };
 
-impl StoredRow for MultiVector {
+impl StoredColumn for MultiVector {
     const HAS_FIXED_LENGTH: bool = false;
 
     const DTYPE: VectorDtype = VectorDtype::F16;
@@ -22,17 +22,20 @@ impl StoredRow for MultiVector {
         DataType::List(Arc::new(Field::new("element", vectors, false)))
     }
 
-    fn column(rows: &[Self], data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+    fn column<'a>(
+        rows: impl IntoIterator<Item = &'a Self> + Clone,
+        data_type: &DataType,
+    ) -> Result<ArrayRef, ArrowError> {
         let DataType::List(vectors) = data_type else {
             unreachable!("`data_type` returns a type of lists");
         };
         let DataType::FixedSizeList(element, dimension) = vectors.data_type() else {
             unreachable!("the elements are vectors");
         };
-        let values = rows.iter().flat_map(Row::values).copied();
+        let values = rows.clone().into_iter().flat_map(Row::values).copied();
         let values = numbers(values, element.data_type());
         let flat = FixedSizeListArray::try_new(element.clone(), *dimension, values, None)?;
-        let offsets = OffsetBuffer::from_lengths(rows.iter().map(MultiVector::len));
+        let offsets = OffsetBuffer::from_lengths(rows.into_iter().map(MultiVector::len));
         Ok(Arc::new(ListArray::try_new(vectors.clone(), offsets, Arc::new(flat), None)?))
     }
 }

@@ -9,10 +9,10 @@ use encoder::SparseVector;
 
 use crate::{
     VectorDtype,
-    rows::{StoredRow, number_type, numbers},
+    rows::{StoredColumn, number_type, numbers},
 };
 
-impl StoredRow for SparseVector {
+impl StoredColumn for SparseVector {
     const HAS_FIXED_LENGTH: bool = false;
 
     fn data_type(_dimension: usize, dtype: VectorDtype) -> DataType {
@@ -23,19 +23,22 @@ impl StoredRow for SparseVector {
         DataType::List(Arc::new(Field::new("element", DataType::Struct(fields), false)))
     }
 
-    fn column(rows: &[Self], data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+    fn column<'a>(
+        rows: impl IntoIterator<Item = &'a Self> + Clone,
+        data_type: &DataType,
+    ) -> Result<ArrayRef, ArrowError> {
         let DataType::List(element) = data_type else {
             unreachable!("`data_type` returns a type of lists");
         };
         let DataType::Struct(fields) = element.data_type() else {
             unreachable!("the elements are pairs of an index and a value");
         };
-        let indices = rows.iter().flat_map(|row| row.indices.iter().copied());
-        let values = rows.iter().flat_map(|row| row.values.iter().copied());
+        let indices = rows.clone().into_iter().flat_map(|row| row.indices.iter().copied());
+        let values = rows.clone().into_iter().flat_map(|row| row.values.iter().copied());
         let values = numbers(values, fields[1].data_type());
         let indices: ArrayRef = Arc::new(UInt32Array::from_iter_values(indices));
         let pairs = StructArray::try_new(fields.clone(), vec![indices, values], None)?;
-        let offsets = OffsetBuffer::from_lengths(rows.iter().map(|row| row.indices.len()));
+        let offsets = OffsetBuffer::from_lengths(rows.into_iter().map(|row| row.indices.len()));
         Ok(Arc::new(ListArray::try_new(element.clone(), offsets, Arc::new(pairs), None)?))
     }
 }

@@ -29,7 +29,7 @@ use crate::{
     vectors::{
         jsonl::{first_row_that_fails, open_objects},
         npy::{self, NpyArray},
-        table::MODEL_KEY,
+        table::{MODEL_KEY, row_columns},
     },
 };
 
@@ -54,14 +54,20 @@ use crate::{
 /// assert!((hits[0][0].score - 0.8).abs() < 1e-6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Clone)]
 pub struct VectorFile {
     pub(crate) name: String,
     pub(crate) bytes: Bytes,
     pub(crate) content: Content,
+    /// The column of the vectors.
+    pub(crate) column: &'static str,
     pub(crate) row_type: RowType,
+    /// All columns of vectors.
+    columns: Vec<(&'static str, RowType)>,
 }
 
 /// The content of a file of vectors.
+#[derive(Clone)]
 pub(crate) enum Content {
     Npy(NpyArray),
     Parquet(ArrowReaderMetadata),
@@ -77,6 +83,16 @@ pub(crate) enum RowType {
     Sparse,
     /// Lists of vectors of this length.
     Multi { dimension: usize },
+}
+
+impl RowType {
+    fn kind(self) -> EmbeddingKind {
+        match self {
+            Self::Dense { .. } => EmbeddingKind::Dense,
+            Self::Sparse => EmbeddingKind::Sparse,
+            Self::Multi { .. } => EmbeddingKind::Multi,
+        }
+    }
 }
 
 /// The records of the requested rows of a [`VectorFile`].
@@ -102,7 +118,8 @@ impl fmt::Debug for VectorFile {
 }
 
 impl VectorFile {
-    /// Memory-maps a `.npy`, `.parquet`, `.arrow`, `.feather` or `.ipc` file.
+    /// Memory-maps a `.npy`, `.parquet`, `.arrow`, `.feather` or `.ipc` file. Of a file with vectors
+    /// of all kinds, the vectors are the dense ones; see [`Self::of_kind`].
     ///
     /// # Errors
     /// - [`InputError::Read`] if the file cannot be opened
@@ -115,11 +132,11 @@ impl VectorFile {
         let name = path.display().to_string();
         let bytes = map(path)
             .map_err(|source| Error::Input(InputError::Read { name: name.clone(), source }))?;
-        let (content, row_type) = match VectorFormat::from_path(path) {
+        let (content, columns) = match VectorFormat::from_path(path) {
             Some(VectorFormat::Npy) => {
                 let array = npy::parse(&name, &bytes)?;
                 let dimension = array.dimension;
-                (Content::Npy(array), RowType::Dense { dimension })
+                (Content::Npy(array), vec![(EMBEDDING, RowType::Dense { dimension })])
             }
             Some(VectorFormat::Parquet) => {
                 let load = || ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new());
@@ -127,8 +144,8 @@ impl VectorFile {
                 let metadata = metadata.map_err(|source| {
                     Error::Input(InputError::Parquet { name: name.clone(), source })
                 })?;
-                let row_type = row_type(&name, metadata.schema())?;
-                (Content::Parquet(metadata), row_type)
+                let columns = row_types(&name, metadata.schema())?;
+                (Content::Parquet(metadata), columns)
             }
             Some(VectorFormat::Arrow) => {
                 refuse_feather_v1(&bytes, &name)?;
@@ -136,13 +153,29 @@ impl VectorFile {
                 let reader = catch_panic(open).map_err(|source| {
                     Error::Input(InputError::Arrow { name: name.clone(), source })
                 })?;
-                (Content::Arrow(reader.schema()), row_type(&name, &reader.schema())?)
+                (Content::Arrow(reader.schema()), row_types(&name, &reader.schema())?)
             }
             Some(VectorFormat::Jsonl) | None => {
                 return Err(VectorsError::NotVectors { name }.into());
             }
         };
-        Ok(Self { name, bytes, content, row_type })
+        let (column, row_type) = columns[0];
+        Ok(Self { name, bytes, content, column, row_type, columns })
+    }
+
+    /// The same file with its vectors of a kind, if it has vectors of all kinds.
+    ///
+    /// # Errors
+    /// [`VectorsError::Kind`] if the file has no vectors of this kind.
+    pub fn of_kind(&self, kind: EmbeddingKind) -> Result<Self> {
+        let own = self.columns.iter().find(|(_, row_type)| row_type.kind() == kind);
+        let &(column, row_type) = own.ok_or_else(|| self.other_kind(kind))?;
+        Ok(Self { column, row_type, ..self.clone() })
+    }
+
+    /// The kinds of the vectors in the file.
+    pub fn kinds(&self) -> impl Iterator<Item = EmbeddingKind> {
+        self.columns.iter().map(|(_, row_type)| row_type.kind())
     }
 
     /// The path, as errors name the file.
@@ -152,11 +185,7 @@ impl VectorFile {
 
     /// The kind of the vectors, which is that of the models that compute such vectors.
     pub fn kind(&self) -> EmbeddingKind {
-        match self.row_type {
-            RowType::Dense { .. } => EmbeddingKind::Dense,
-            RowType::Sparse => EmbeddingKind::Sparse,
-            RowType::Multi { .. } => EmbeddingKind::Multi,
-        }
+        self.row_type.kind()
     }
 
     /// E, the length of each vector; `None` for sparse vectors, whose dimension files do not store.
@@ -192,7 +221,12 @@ impl VectorFile {
     /// The names of the records' fields; `None` for a .npy file, which does not contain records.
     pub fn fields(&self) -> Option<Vec<&str>> {
         let names = self.schema()?.fields().iter().map(|field| field.name().as_str());
-        Some(names.filter(|name| *name != EMBEDDING).collect())
+        Some(names.filter(|name| self.is_field(name)).collect())
+    }
+
+    /// Whether a column is a field of the records, and not a column of vectors.
+    fn is_field(&self, name: &str) -> bool {
+        self.columns.iter().all(|(column, _)| *column != name)
     }
 
     fn schema(&self) -> Option<&SchemaRef> {
@@ -270,7 +304,7 @@ impl VectorFile {
         let existing = rows.range(..total as u64);
         let ranges = existing.map(|&row| row as usize..row as usize + 1);
         let selection = RowSelection::from_consecutive_ranges(ranges, total);
-        let reader = self.parquet(metadata, |name| name != EMBEDDING);
+        let reader = self.parquet(metadata, |name| self.is_field(name));
         let reader = catch_panic(|| reader.with_row_selection(selection).build());
         let reader = reader.map_err(|source| {
             Error::Input(InputError::Parquet { name: self.name.clone(), source })
@@ -292,7 +326,7 @@ impl VectorFile {
 
     fn arrow_records(&self, rows: &BTreeSet<u64>, schema: &SchemaRef) -> Result<RowRecords> {
         let (mut found, mut first) = (RowRecords::default(), 0);
-        for batch in self.arrow(schema, |name| name != EMBEDDING)? {
+        for batch in self.arrow(schema, |name| self.is_field(name))? {
             let batch = batch?;
             let end = first + batch.num_rows() as u64;
             for &row in rows.range(first..end) {
@@ -362,18 +396,27 @@ fn map(path: &Path) -> std::io::Result<Bytes> {
     Ok(Bytes::from_owner(map))
 }
 
-/// The type of the rows in the column of vectors.
+/// The columns of vectors with the types of their rows.
+///
+/// # Errors
+/// The errors of [`row_type`].
+fn row_types(name: &str, schema: &SchemaRef) -> Result<Vec<(&'static str, RowType)>> {
+    let columns = row_columns(schema).iter();
+    columns.map(|column| Ok((*column, row_type(name, schema, column)?))).collect()
+}
+
+/// The type of the rows in a column of vectors.
 ///
 /// # Errors
 /// [`InputError::NoColumn`] if the column is missing; [`VectorsError::VectorType`] if its type is
 /// not a fixed-size list of f32 or f16, a list of such lists, or a list of structs of an integer
 /// `index` and a `value` in f32 or f16.
-fn row_type(name: &str, schema: &SchemaRef) -> Result<RowType> {
-    let Some((_, field)) = schema.column_with_name(EMBEDDING) else {
+fn row_type(name: &str, schema: &SchemaRef, column: &'static str) -> Result<RowType> {
+    let Some((_, field)) = schema.column_with_name(column) else {
         let got = schema.fields().iter().map(|field| field.name().clone()).collect();
         return Err(InputError::NoColumn {
             name: name.to_string(),
-            expected: EMBEDDING.to_string(),
+            expected: column.to_string(),
             got,
         }
         .into());
@@ -390,7 +433,7 @@ fn row_type(name: &str, schema: &SchemaRef) -> Result<RowType> {
     };
     row_type.ok_or_else(|| {
         let got = field.data_type().clone();
-        VectorsError::VectorType { name: name.to_string(), got }.into()
+        VectorsError::VectorType { name: name.to_string(), column, got }.into()
     })
 }
 

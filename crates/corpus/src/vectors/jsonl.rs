@@ -1,43 +1,42 @@
 //! JSONL output: the fields of each record, and its vector.
 
-use std::{borrow::Cow, io::Write, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use arrow_array::RecordBatch;
-use serde::Serialize;
 
 use crate::{
-    EMBEDDING, Error, OutputError, Result,
+    Error, OutputError, Result, StoredRow,
     columns::{NonFinite, rows_to_json},
     records::{Fields, Record, text_object, write_text_object},
 };
 
-/// One JSON object per record of the input `name`, with its row in the field `embedding` at its
-/// end.
+/// One JSON object per record of the input `name`, with the fields of its row at its end.
 ///
 /// # Errors
-/// [`OutputError::EmbeddingField`] if a record already has a field `embedding`;
+/// [`OutputError::EmbeddingField`] if a record already has such a field;
 /// [`OutputError::RowAsJson`] if a row of a table cannot be written as JSON.
-pub(crate) fn json_lines(
+pub(crate) fn json_lines<R: StoredRow>(
     name: &str,
     records: &[Record],
-    rows: &[impl Serialize],
+    rows: &[R],
     non_finite: &mut NonFinite,
 ) -> Result<Vec<u8>> {
     let mut lines = vec![];
-    let mut write = |(record, row): (&Record, _), object: Option<Cow<str>>| {
-        if let Fields::Json { has_embedding: true, .. } = record.fields {
-            return Err(Error::Output(OutputError::EmbeddingField {
-                name: name.to_string(),
-                number: record.number,
-            }));
+    let mut write = |(record, row): (&Record, &R), object: Option<Cow<str>>| {
+        if let Fields::Json { embeddings, .. } = &record.fields
+            && let Some(field) = R::COLUMNS.iter().find(|column| embeddings.contains(column))
+        {
+            let (name, number) = (name.to_string(), record.number);
+            return Err(Error::Output(OutputError::EmbeddingField { name, number, field }));
         }
         match object {
             Some(object) => lines.extend_from_slice(object.as_bytes()),
             None => write_text_object(&mut lines, &record.text).map_err(serde_json::Error::io)?,
         }
-        write!(lines, ",\"{EMBEDDING}\":").map_err(serde_json::Error::io)?;
-        serde_json::to_writer(&mut lines, row)?;
-        lines.extend(b"}\n");
+        let end = lines.len();
+        serde_json::to_writer(&mut lines, &row.object())?;
+        lines[end] = b','; // instead of the brace that opens the row's object
+        lines.push(b'\n');
         Ok(())
     };
     let mut pairs = records.iter().zip(rows);

@@ -6,7 +6,7 @@ use arrow_schema::{Schema, SchemaRef};
 use encoder::TEXTS_PER_CHUNK;
 
 use crate::{
-    EMBEDDING, Error, OutputError, RecordSource, Records, Result, StoredRow, VectorFormat,
+    Error, OutputError, RecordSource, Records, Result, StoredRow, VectorFormat,
     columns::{AsText, JsonSchema, parquet_schema},
     records::Record,
     vectors::{
@@ -35,7 +35,8 @@ pub(crate) struct LayoutSpec<'a> {
     pub(crate) format: VectorFormat,
     /// `None`: the default of the rows.
     pub(crate) dtype: Option<VectorDtype>,
-    pub(crate) dimension: usize,
+    /// See [`encoder::Embed::dimensions`].
+    pub(crate) dimensions: Vec<usize>,
     /// A description of the model for the table's metadata.
     pub(crate) model: Option<&'a str>,
     /// Whether the run skips invalid records, or stops at the first one.
@@ -49,7 +50,7 @@ impl Layout {
     /// # Errors
     /// - [`OutputError::JsonlDtype`] for JSONL in f16
     /// - [`OutputError::RowsWithoutArray`] for `.npy`, if the rows of the model differ in length
-    /// - [`OutputError::EmbeddingColumn`] if the input has a column `embedding`
+    /// - [`OutputError::EmbeddingColumn`] if the input has a column of [`StoredRow::COLUMNS`]
     /// - [`Error::InvalidRecord`] for an invalid record of a file of JSON objects, if the run stops
     ///   at invalid records
     /// - [`OutputError::ColumnConflict`] if the fields of JSON objects do not fit into columns
@@ -59,12 +60,11 @@ impl Layout {
         source: &RecordSource,
         records: &mut Records,
     ) -> Result<(Self, Vec<(String, AsText)>)> {
-        let dimension = spec.dimension;
         let table_dtype = spec.dtype.unwrap_or(R::DTYPE);
         let dtype = spec.dtype.unwrap_or_default();
         let format = match spec.format {
             VectorFormat::Npy if R::HAS_FIXED_LENGTH => {
-                return Ok((Self::Npy { dtype, dimension }, vec![]));
+                return Ok((Self::Npy { dtype, dimension: spec.dimensions[0] }, vec![]));
             }
             VectorFormat::Npy => return Err(OutputError::RowsWithoutArray.into()),
             VectorFormat::Jsonl if dtype != VectorDtype::F32 => {
@@ -72,7 +72,7 @@ impl Layout {
             }
             VectorFormat::Jsonl => {
                 if let Some(schema) = &records.schema {
-                    check_no_embedding(source, schema)?;
+                    check_no_embedding::<R>(source, schema)?;
                 }
                 return Ok((Self::Jsonl, vec![]));
             }
@@ -80,12 +80,13 @@ impl Layout {
             VectorFormat::Arrow => TableFormat::Arrow,
         };
         let (fields, as_text) = input_columns(source, records, spec)?;
-        check_no_embedding(source, &fields)?;
+        check_no_embedding::<R>(source, &fields)?;
         let fields = match format {
             TableFormat::Parquet => parquet_schema(&fields),
             TableFormat::Arrow => fields.as_ref().clone(),
         };
-        let schema = schema_with_rows(&fields, R::data_type(dimension, table_dtype), spec.model);
+        let rows = R::COLUMNS.iter().zip(R::data_types(&spec.dimensions, spec.dtype));
+        let schema = schema_with_rows(&fields, rows, spec.model);
         check_columns(format, &schema)?;
         Ok((Self::Table { format, schema: Arc::new(schema), dtype: table_dtype }, as_text))
     }
@@ -111,9 +112,9 @@ impl Layout {
     }
 }
 
-fn check_no_embedding(source: &RecordSource, schema: &Schema) -> Result<()> {
-    match schema.column_with_name(EMBEDDING) {
-        Some(_) => Err(OutputError::EmbeddingColumn { name: source.name() }.into()),
+fn check_no_embedding<R: StoredRow>(source: &RecordSource, schema: &Schema) -> Result<()> {
+    match R::COLUMNS.iter().find(|column| schema.column_with_name(column).is_some()) {
+        Some(column) => Err(OutputError::EmbeddingColumn { name: source.name(), column }.into()),
         None => Ok(()),
     }
 }

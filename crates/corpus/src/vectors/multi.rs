@@ -10,7 +10,7 @@ use arrow_schema::DataType;
 use encoder::{EmbeddingKind, MultiVectorSearch, Nearest, VectorSlice};
 
 use crate::{
-    Result, VectorsError,
+    Result,
     vectors::{
         file::{RowType, VectorFile},
         scan::Columns,
@@ -65,9 +65,7 @@ impl VectorFile {
         let parts: [&dyn Array; 3] = [lists, vectors, vectors.values()];
         if parts.iter().any(|part| part.logical_null_count() > 0) {
             let end = first + lists.len() as u64;
-            return Err(
-                VectorsError::NullVector { name: self.name.clone(), start: first, end }.into()
-            );
+            return Err(self.null_vector(first, end));
         }
         let offsets: Vec<usize> = lists.value_offsets().iter().map(|&end| end as usize).collect();
         let values = match vectors.values().as_primitive_opt::<Float32Type>() {

@@ -8,7 +8,7 @@ use crate::{Error, Result, VectorsError, vectors::dtype::VectorDtype};
 pub(crate) const HEADER_LENGTH: usize = 128;
 
 /// The shape, the dtype and the position of the array of a .npy file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct NpyArray {
     pub(crate) rows: u64,
     pub(crate) dimension: usize,

@@ -16,7 +16,7 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use rayon::prelude::*;
 
 use crate::{
-    EMBEDDING, Error, InputError, Result, VectorsError,
+    Error, InputError, Result, VectorsError,
     catch_panic::{catch_panic, catch_panics},
     vectors::{
         dtype::VectorDtype,
@@ -76,6 +76,12 @@ impl VectorFile {
     /// The error for vectors of another kind than the caller's.
     pub(crate) fn other_kind(&self, expected: EmbeddingKind) -> Error {
         VectorsError::Kind { name: self.name.clone(), expected, got: self.kind() }.into()
+    }
+
+    /// The error for null in the rows from `start` to `end`.
+    pub(crate) fn null_vector(&self, start: u64, end: u64) -> Error {
+        let (name, column) = (self.name.clone(), self.column);
+        VectorsError::NullVector { name, column, start, end }.into()
     }
 
     /// The error for a row that the encoder refuses.
@@ -140,7 +146,7 @@ impl VectorFile {
         let groups = metadata.metadata().row_groups();
         let firsts = first_rows(groups.iter().map(|group| group.num_rows() as u64));
         let parts = firsts.into_par_iter().enumerate().map(|(group, first)| {
-            let builder = self.parquet(metadata, |name| name == EMBEDDING);
+            let builder = self.parquet(metadata, |name| name == self.column);
             let rows = match self.row_type {
                 RowType::Multi { .. } => MULTI_ROWS_PER_BATCH,
                 RowType::Dense { .. } | RowType::Sparse => ROWS_PER_BATCH,
@@ -148,8 +154,8 @@ impl VectorFile {
             let builder = builder.with_row_groups(vec![group]).with_batch_size(rows);
             let reader = catch_panic(|| builder.build()).map_err(error)?;
             let batches = catch_panics(reader);
-            let mut columns =
-                batches.map(|batch| Ok(vectors(&batch.map_err(|source| error(source.into()))?)));
+            let mut columns = batches
+                .map(|batch| Ok(self.vectors(&batch.map_err(|source| error(source.into()))?)));
             scan(first, &mut columns)
         });
         parts.try_reduce(&none, |mut found, part| {
@@ -172,7 +178,7 @@ impl VectorFile {
             RowType::Dense { .. } | RowType::Sparse => (BATCHES_PER_PART, BATCHES),
         };
         let (mut found, mut read) = (none(), 0);
-        let mut batches = self.arrow(schema, |name| name == EMBEDDING)?;
+        let mut batches = self.arrow(schema, |name| name == self.column)?;
         loop {
             let group = batches.by_ref().take(batches_per_group).collect::<Result<Vec<_>>>()?;
             if group.is_empty() {
@@ -184,13 +190,18 @@ impl VectorFile {
             let firsts = first_rows(group.chunks(batches_per_part).map(rows));
             let parts = group.par_chunks(batches_per_part).zip(firsts);
             let parts = parts.map(|(batches, first)| {
-                scan(read + first, &mut batches.iter().map(|batch| Ok(vectors(batch))))
+                scan(read + first, &mut batches.iter().map(|batch| Ok(self.vectors(batch))))
             });
             for part in parts.collect::<Result<Vec<_>>>()? {
                 merge(&mut found, part);
             }
             read += rows(&group);
         }
+    }
+
+    /// The column of vectors of a batch that was read for this column.
+    fn vectors(&self, batch: &RecordBatch) -> ArrayRef {
+        batch.column_by_name(self.column).expect("the column that was requested").clone()
     }
 
     /// Scans an array of vectors, the first of which is row `first` of the file.
@@ -204,9 +215,7 @@ impl VectorFile {
         let vectors = column.as_fixed_size_list();
         if vectors.logical_null_count() > 0 || vectors.values().logical_null_count() > 0 {
             let end = first + vectors.len() as u64;
-            return Err(
-                VectorsError::NullVector { name: self.name.clone(), start: first, end }.into()
-            );
+            return Err(self.null_vector(first, end));
         }
         let found = match vectors.values().as_primitive_opt::<Float32Type>() {
             Some(values) => search.scan(first, values.values()),
@@ -217,11 +226,6 @@ impl VectorFile {
         };
         found.map_err(|error| self.invalid_row(error))
     }
-}
-
-/// The column of vectors of a batch that was read for this column.
-fn vectors(batch: &RecordBatch) -> ArrayRef {
-    batch.column_by_name(EMBEDDING).expect("the column that was requested").clone()
 }
 
 /// The first row of each part, given the number of rows of each part.

@@ -24,7 +24,7 @@ use parquet::{
 };
 
 use crate::{
-    EMBEDDING, Error, OutputError, Result, ResumeError, StoredRow,
+    ALL_EMBEDDINGS, Error, OutputError, Result, ResumeError, StoredRow,
     columns::{self, Json, children, convert},
     records::{Fields, Record, text_object_size},
     vectors::jsonl::open_objects,
@@ -50,18 +50,34 @@ pub(crate) enum TableFormat {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The schema of records with their rows, which have the type `rows`. The metadata of the input is
-/// copied, without its description of a model. `model`, the description of the model that computed
-/// the rows, is added if it is given.
-pub(crate) fn schema_with_rows(fields: &Schema, rows: DataType, model: Option<&str>) -> Schema {
+/// The schema of records with their rows, whose columns have the names and types `rows`. The
+/// metadata of the input is copied, without its description of a model. `model`, the description of
+/// the model that computed the rows, is added if it is given.
+pub(crate) fn schema_with_rows<'a>(
+    fields: &Schema,
+    rows: impl Iterator<Item = (&'a &'static str, DataType)>,
+    model: Option<&str>,
+) -> Schema {
     let mut metadata = fields.metadata().clone();
     metadata.retain(|key, _| !FOREIGN_SCHEMAS.contains(&key.as_str()) && key != MODEL_KEY);
     if let Some(model) = model {
         metadata.insert(MODEL_KEY.to_string(), model.to_string());
     }
     let mut fields = fields.fields().to_vec();
-    fields.push(Arc::new(Field::new(EMBEDDING, rows, false)));
+    fields.extend(rows.map(|(name, data_type)| Arc::new(Field::new(*name, data_type, false))));
     Schema::new_with_metadata(fields, metadata)
+}
+
+/// The names of the columns of rows in a schema of [`schema_with_rows`]: [`ALL_EMBEDDINGS`] if these
+/// are the last columns, otherwise the first of them. Records cannot have a column of this name, so
+/// that the others do not come from the records if it precedes them.
+pub(crate) fn row_columns(schema: &Schema) -> &'static [&'static str] {
+    let names = schema.fields().iter().rev().map(|field| field.name().as_str());
+    if names.take(ALL_EMBEDDINGS.len()).eq(ALL_EMBEDDINGS.into_iter().rev()) {
+        &ALL_EMBEDDINGS
+    } else {
+        &ALL_EMBEDDINGS[..1]
+    }
 }
 
 /// Checks that `format` supports all columns, by writing one null to each.
@@ -170,7 +186,7 @@ fn encode_batch<R: StoredRow>(
     records: &[Record],
     rows: &[R],
 ) -> Result<Vec<u8>> {
-    let (embedding, fields) = schema.fields().split_last().expect("the column of rows");
+    let (fields, own) = schema.fields().split_at(schema.fields().len() - R::COLUMNS.len());
     let fields = Arc::new(Schema::new(fields.to_vec()));
     let columns = field_columns(&fields, input, records)?.into_iter().zip(fields.fields());
     let columns = columns.map(|(column, field)| {
@@ -185,7 +201,8 @@ fn encode_batch<R: StoredRow>(
         })
     });
     let mut columns = columns.collect::<Result<Vec<_>>>()?;
-    columns.push(R::column(rows, embedding.data_type())?);
+    columns
+        .extend(R::columns(rows, &own.iter().map(|field| field.data_type()).collect::<Vec<_>>())?);
     let mut writer = StreamWriter::try_new(vec![], schema)?;
     writer.write(&RecordBatch::try_new(schema.clone(), columns)?)?;
     Ok(writer.into_inner()?)
@@ -294,7 +311,7 @@ fn parquet_properties(schema: &Schema) -> Result<WriterProperties, BoxError> {
     // maximum of the values are of no use.
     let columns = ArrowSchemaConverter::new().convert(schema)?;
     let paths = columns.columns().iter().map(|column| column.path());
-    for path in paths.filter(|path| path.parts()[0] == EMBEDDING) {
+    for path in paths.filter(|path| row_columns(schema).contains(&&*path.parts()[0])) {
         properties = properties
             .set_column_compression(path.clone(), Compression::UNCOMPRESSED)
             .set_column_dictionary_enabled(path.clone(), false)
