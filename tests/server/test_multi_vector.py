@@ -2,6 +2,7 @@
 errors of these routes."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -136,6 +137,44 @@ def test_bge_m3_is_served_as_each_of_its_kinds():
         assert np.abs(got - expected["colbert.vectors"].reshape(-1, 16)[:end]).max() <= 1e-5
     finally:
         server.stop()
+
+
+def test_one_model_of_all_kinds_answers_the_routes_of_each_kind():
+    folder = GOLDEN / "bge_m3"
+    texts = json.loads((folder / "expected.json").read_text())["texts"][:3]
+    models = [f"--model={name}={folder}" for name in ("all", "sparse", "multi", "dense")]
+    kinds = ["--kind=all=all", "--kind=sparse=sparse", "--kind=multi=multi"]
+    server = Server(*models, *kinds)
+    rank = {"query": texts[0], "texts": texts}
+    try:
+        for path, model, body in (
+            ("/embed", "dense", {"inputs": texts}),
+            ("/v1/embeddings", "dense", {"input": "a cat"}),  # refuses long texts
+            ("/embed_sparse", "sparse", {"inputs": texts}),
+            ("/embed_all", "multi", {"inputs": texts}),
+            ("/v1/multi-vector", "multi", {"input": texts}),
+            ("/rerank", "multi", rank),
+        ):
+            one, other = (server.json(path, body | {"model": name}) for name in ("all", model))
+            for response in (one, other):
+                if isinstance(response, dict):
+                    response.pop("model")
+            assert one == other, path
+        # Requests of all kinds at the same time are not computed in the same batch.
+        paths = ["/embed", "/embed_sparse", "/embed_all"] * 8
+        post = lambda path: server.json(path, {"model": "all", "inputs": texts})
+        expected = [post(path) for path in paths[:3]] * 8
+        with ThreadPoolExecutor(len(paths)) as pool:
+            assert list(pool.map(post, paths)) == expected
+        info = server.get("/info").json()["models"][0]
+        assert (info["name"], info["task"], info["dimension"]) == ("all", "embedding", 16)
+    finally:
+        server.stop()
+
+
+def test_a_model_of_one_kind_cannot_be_served_as_all():
+    with pytest.raises(AssertionError, match="expected a folder of BGE-M3, with sparse_linear.pt"):
+        Server("--kind", "all")
 
 
 def test_embed_all_of_a_dense_model_has_its_hidden_states(server):

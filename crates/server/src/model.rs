@@ -12,9 +12,9 @@ use std::{
 
 use candle_core::DType;
 use encoder::{
-    AttentionReader, Choice, Embedder, EmbeddingKind, EncoderModel, Inspection, LoadOptions,
-    ModelFiles, MultiVectorEmbedder, Pipeline, Pooling, Precision, RaggedBatch, SparseEmbedder,
-    TaskVisitor, TextClassifier, TextRole, TextTokenizer, Tokens, for_each_task,
+    AttentionReader, BgeM3Embedder, Choice, Embedder, EmbeddingKind, EncoderModel, Inspection,
+    LoadOptions, ModelFiles, MultiVectorEmbedder, Pipeline, Pooling, Precision, RaggedBatch,
+    SparseEmbedder, TaskVisitor, TextClassifier, TextRole, TextTokenizer, Tokens, for_each_task,
 };
 
 use crate::{
@@ -58,7 +58,8 @@ pub(crate) struct Task {
     /// The labels of a classifier.
     pub labels: Vec<String>,
     pub prompts: Option<Arc<dyn HasPrompts>>,
-    pipeline: Arc<dyn Any + Send + Sync>,
+    /// One, or that of each kind of embedding, of which the first has this task's name.
+    pipelines: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The choice of an embedding model, instead of the task that the model's files name.
@@ -216,8 +217,8 @@ impl Model {
         role: TextRole,
         normalize: Option<bool>,
     ) -> Target<E::Row> {
-        let dimension = model.dimension();
-        self.target(KeyKind::Rows { dimension, normalize, role }, Rows { model, role })
+        let (task, dimension) = (E::TASK, model.dimension());
+        self.target(KeyKind::Rows { task, dimension, normalize, role }, Rows { model, role })
     }
 
     /// The computation of the last hidden states.
@@ -291,6 +292,13 @@ impl Task {
             EmbeddingKind::Multi => {
                 Ok(Self::embedding(MultiVectorEmbedder::from_files(files, options)?))
             }
+            EmbeddingKind::All => {
+                let model = BgeM3Embedder::from_files(files, options)?;
+                let mut task = Self::embedding(model.dense().clone());
+                task.pipelines.push(Arc::new(model.sparse().clone()));
+                task.pipelines.push(Arc::new(model.multi_vector().clone()));
+                Ok(task)
+            }
             kind => Err(Error::Kind { kind }),
         }
     }
@@ -306,7 +314,7 @@ impl Task {
             dimension: Some(model.dimension()),
             labels: vec![],
             prompts: Some(model.clone()),
-            pipeline: model,
+            pipelines: vec![model],
         }
     }
 
@@ -322,7 +330,7 @@ impl Task {
             dimension: None,
             labels: pipeline.label_names().to_vec(),
             prompts: classifier.ok().map(|model: Arc<TextClassifier>| model as _),
-            pipeline,
+            pipelines: vec![pipeline],
         }
     }
 
@@ -337,9 +345,9 @@ impl Task {
         Ok(self.encoder.as_ref().ok_or(encoder::InputError::NoEncoder)?)
     }
 
-    /// The pipeline, if it has this type.
+    /// The pipeline of this type, if there is one.
     pub fn pipeline<P: Any + Send + Sync>(&self) -> Option<Arc<P>> {
-        self.pipeline.clone().downcast().ok()
+        self.pipelines.iter().find_map(|pipeline| pipeline.clone().downcast().ok())
     }
 }
 

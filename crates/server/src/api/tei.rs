@@ -32,6 +32,7 @@ use crate::{
     failure::{Failure, Kind, TeiFailures},
     input::{FieldType, Input, PartialInput},
     model::Task,
+    registry::TaskModel,
     responses::RequestStats,
     sending::{elements, nested_elements},
 };
@@ -193,8 +194,12 @@ pub async fn embed_all(
 ) -> Result<Response, Failure> {
     let (model, inputs, options) = request.value.into_parts();
     let name = model.as_deref();
-    let (name, embedded) = match embedding::find(&app.registry, name) {
-        Ok(found) => {
+    let dense = embedding::find::<Embedder>(&app.registry, name);
+    let has_vectors = |found: &TaskModel<Embedder>| {
+        found.model.task().pipeline::<MultiVectorEmbedder>().is_some()
+    };
+    let (name, embedded) = match dense {
+        Ok(found) if !has_vectors(&found) => {
             let Outputs { values, tokens, truncated, memory } =
                 embedding::states(&app, &found, inputs, options).await?;
             let width = embedding::hidden_size(&found.model);
@@ -202,8 +207,10 @@ pub async fn embed_all(
             let values = values.into_iter().map(of_text).collect();
             (found.name, Outputs { values, tokens, truncated, memory })
         }
-        Err(failure) => {
-            let found = embedding::find(&app.registry, name).map_err(|_| failure)?;
+        dense => {
+            let name = dense.as_ref().map_or(name, |found| Some(found.name.as_str()));
+            let found = embedding::find(&app.registry, name);
+            let found = found.map_err(|failure| dense.err().unwrap_or(failure))?;
             let embedded = embedding::multi_vectors(&app, &found, inputs, options).await?;
             (found.name, embedded)
         }

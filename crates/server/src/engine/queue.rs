@@ -97,9 +97,11 @@ pub struct Key {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Rows of an embedding model of a dimension. `normalize`: the request adds the normalisation
-    /// (true), removes it (false), or keeps that of the model's files (`None`).
-    Rows { dimension: usize, normalize: Option<bool>, role: TextRole },
+    /// Rows of an embedding model of a dimension for a task,
+    /// [`EmbeddingModel::TASK`](crate::embedding_model::EmbeddingModel::TASK). `normalize`: the
+    /// request adds the normalisation (true), removes it (false), or keeps that of the model's
+    /// files (`None`).
+    Rows { task: &'static str, dimension: usize, normalize: Option<bool>, role: TextRole },
     /// The last hidden states.
     States,
     /// The values of the model's task, with this [`encoder::Pipeline::batch_key`].
