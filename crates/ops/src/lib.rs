@@ -11,6 +11,7 @@
 //! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; D = 32 or 64; ragged sequences, causal, window, bias by distance |
 //! | [`rotate_in_place`] | rotary position embedding | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
+//! | [`RmsNorm`] | `x/√(mean(x²) + ε)·weight`, or `·(1 + weight)` | – | – |
 //! | [`add()`] | `x + y` | f32 | – |
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
@@ -20,7 +21,7 @@
 //!
 //! [`f32_from_f16`] and [`f32_from_bf16`] convert the values of a checkpoint on the CPU.
 //! [`Activation`] is the activation of a linear map. [`Weights`] are the tensors, or the packed
-//! arrays, from which a [`Linear`], a [`Table`] or a [`LayerNorm`] is built.
+//! arrays, from which a [`Linear`], a [`Table`], a [`LayerNorm`] or an [`RmsNorm`] is built.
 //! [`CudaGraphCache`] replays the kernels of small batches on a GPU.
 #![forbid(unsafe_code)]
 
@@ -39,6 +40,7 @@ mod layer_norm;
 mod linear;
 mod max_sim;
 mod pool;
+mod rms_norm;
 mod rotary;
 mod weights;
 mod widen;
@@ -58,6 +60,7 @@ pub use mha_kernels::{
     ComputeType, Isa, RowPooling, SharedBytes, max_threads, release_freed_memory, zeros,
 };
 pub use pool::{l2_normalize, mean_pool};
+pub use rms_norm::RmsNorm;
 pub use rotary::{rotate_in_place, table_fits};
 pub use weights::{Loaded, PackedArray, WeightSource, Weights, loaded};
 pub use widen::{f32_from_bf16, f32_from_f16, widen};

@@ -1,8 +1,7 @@
 //! The normalisation that an [`EncoderConfig`] selects: LayerNorm or RMSNorm.
 
-use candle_core::{D, Module, Tensor};
-use candle_nn::Init;
-use ops::{LayerNorm, NotLoaded, Weights, loaded};
+use candle_core::{Module, Tensor};
+use ops::{LayerNorm, NotLoaded, RmsNorm, Weights, loaded};
 
 use crate::{EncoderConfig, NormKind, Result};
 
@@ -10,7 +9,7 @@ use crate::{EncoderConfig, NormKind, Result};
 #[derive(Clone, Debug)]
 pub(crate) enum Norm {
     Layer(LayerNorm),
-    Rms { weight: Tensor, eps: f64 },
+    Rms(RmsNorm),
     NotLoaded(NotLoaded),
 }
 
@@ -23,10 +22,7 @@ impl Norm {
             NormKind::LayerNorm { bias } => {
                 loaded(LayerNorm::new(width, eps, bias, weights))?.map(Self::Layer)
             }
-            NormKind::RmsNorm => {
-                let weight = weights.get_with_hints(width, "weight", Init::Const(1.))?;
-                weight.map(|weight| Self::Rms { weight, eps })
-            }
+            NormKind::RmsNorm => loaded(RmsNorm::new(width, eps, false, weights))?.map(Self::Rms),
         };
         Ok(norm.unwrap_or_else(Self::NotLoaded))
     }
@@ -44,22 +40,8 @@ impl Module for Norm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         match self {
             Self::Layer(norm) => norm.forward(x),
+            Self::Rms(norm) => norm.forward(x),
             Self::NotLoaded(tensor) => Err(ops::Error::from(tensor.clone()).into()),
-            Self::Rms { weight, eps } => {
-                let (expected, got) = (weight.elem_count(), x.dims().last().copied());
-                if got != Some(expected) || !x.dtype().is_float() {
-                    candle_core::bail!(
-                        "input of RMS norm has dtype {:?} and shape {:?}: expected floats of shape \
-                         (.., {expected})",
-                        x.dtype(),
-                        x.dims()
-                    );
-                }
-                let x_f32 = ops::widen(x)?;
-                let mean_square = x_f32.sqr()?.mean_keepdim(D::Minus1)?;
-                let normalised = x_f32.broadcast_div(&(mean_square + *eps)?.sqrt()?)?;
-                normalised.to_dtype(x.dtype())?.broadcast_mul(weight)
-            }
         }
     }
 }
