@@ -11,7 +11,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
 
-/// The distribution of initial weights. Biases are 0; weights of layer normalisation are 1.
+/// The distribution of initial weights. Biases are 0; weights of normalisations have the value that
+/// the normalisation asks for: 1, or 0 with a unit offset.
 ///
 /// # Examples
 /// ```
@@ -52,9 +53,9 @@ pub enum Init {
 impl Init {
     /// A builder that creates each variable on its first lookup and stores it in `vars`.
     ///
-    /// Variables of rank 2 are random as the variant describes. In rank 1, a `weight` is 1 and a
-    /// `bias` is 0, as in a layer normalisation. Other variables have the values that the hint of
-    /// the lookup describes.
+    /// Variables of rank 2 are random as the variant describes. In rank 1, a `bias` is 0. Other
+    /// variables, such as the `weight` of a normalisation, have the values that the hint of the
+    /// lookup describes.
     ///
     /// The values of a variable depend on its name, its shape, the hint and the seed only: neither on
     /// the order of the lookups nor on the device.
@@ -89,7 +90,6 @@ impl Init {
         let (module, parameter) = name.rsplit_once('.').unwrap_or(("", name));
         let (out, input) = match (shape.dims(), parameter) {
             (&[out, input], _) => (out, input),
-            ([_], "weight") => return Some(vec![1.0; count]),
             ([_], "bias") => return Some(vec![0.0; count]),
             _ => return by_hint(hint, shape, rng),
         };
@@ -220,6 +220,8 @@ mod tests {
         assert_eq!(variance.to_vec1::<f32>()?, [1., 1., 1.]);
         let weight = vb.get_with_hints(3, "norm.weight", candle_nn::Init::Const(1.))?;
         assert_eq!(weight.to_vec1::<f32>()?, [1., 1., 1.]);
+        let of_unit_offset = ops::RmsNorm::new(3, 1e-6, true, vb.pp("unit_offset_norm"))?;
+        assert_eq!(of_unit_offset.weight().to_vec1::<f32>()?, [0., 0., 0.]);
 
         // A convolution of 4 filters with a fan of 2·3·3 = 18; the bound of the values is √(6 / fan).
         let filters = vb.get_with_hints((4, 2, 3, 3), "conv.weight", DEFAULT_KAIMING_UNIFORM)?;
