@@ -1,11 +1,14 @@
 //! Properties of attention for random shapes, masks and dtypes: attention equals `mha::reference`
 //! in f64, and its code paths agree with each other.
 
+use std::collections::HashMap;
+
 use candle_core::{D, DType, Device::Cpu, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use mha::{
-    AttentionConfig, AttentionMask, AttentionOptions, CausalSelfAttention, DisentangledPositions,
-    HeadWeights, Init, KvCache, MultiHeadAttention, ProjectionBias, scaled_dot_product_attention,
+    AttentionConfig, AttentionMask, AttentionOptions, CausalSelfAttention, CrossAttention,
+    DisentangledPositions, HeadWeights, Init, KvCache, MultiHeadAttention, ProjectionBias,
+    QueryKeyNorm, QueryKeyTransform, Rotary, RotaryAt, scaled_dot_product_attention,
     scaled_dot_product_attention_with_weights,
 };
 use proptest::prelude::*;
@@ -320,6 +323,223 @@ fn attention(config: AttentionConfig, seed: u64) -> mha::Result<MultiHeadAttenti
     )
 }
 
+/// The tensors of attention with random weights, also of the normalisations: 0.5 to 1.5, or with a
+/// unit offset −0.5 to 0.5.
+fn random_tensors(config: AttentionConfig, seed: u64) -> anyhow::Result<HashMap<String, Tensor>> {
+    let mut tensors = attention(config, seed)?.tensors()?;
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    if let Some(norm) = config.query_key_norm {
+        for name in ["query_norm.weight", "key_norm.weight"] {
+            let offset = if norm.unit_offset { 0.0 } else { 1.0 };
+            let weight = (random(&mut rng, &[config.head_dim()], DType::F32)? * 0.25)? + offset;
+            tensors.insert(name.to_string(), weight?).expect("a weight of this name");
+        }
+    }
+    Ok(tensors.into_iter().map(|(name, x)| (name, x.detach())).collect())
+}
+
+/// Attention by the operations of [`mha::reference`], in f64. Returns the output and the weights.
+fn reference_module(
+    config: AttentionConfig,
+    tensors: &HashMap<String, Tensor>,
+    [x, memory]: [&Tensor; 2],
+    rotation: Option<&RotaryAt>,
+    keep: Option<&Tensor>,
+) -> anyhow::Result<(Tensor, Tensor)> {
+    let d = config.head_dim();
+    let tensor = |name: &str| tensors[name].to_dtype(DType::F64);
+    let linear = |name: &str, x: &Tensor| -> anyhow::Result<Tensor> {
+        let y = x.broadcast_matmul(&tensor(&format!("{name}.weight"))?.t()?)?;
+        Ok(y.broadcast_add(&tensor(&format!("{name}.bias"))?)?)
+    };
+    let heads = |name: &str, x: &Tensor| -> anyhow::Result<Tensor> {
+        let y = linear(name, &x.to_dtype(DType::F64)?)?;
+        let (b, t, width) = y.dims3()?;
+        let y = y.reshape((b, t, width / d, d))?.transpose(1, 2)?.contiguous()?;
+        let Some(norm) = config.query_key_norm.filter(|_| name != "value") else { return Ok(y) };
+        let weight = tensor(&format!("{name}_norm.weight"))?;
+        let weight = if norm.unit_offset { (weight + 1.0)? } else { weight };
+        Ok(mha::reference::rms_norm(&y, &weight, norm.eps)?)
+    };
+    let (mut q, mut k, v) = (heads("query", x)?, heads("key", memory)?, heads("value", memory)?);
+    if let Some(rotation) = rotation {
+        (q, k) = (rotation.query(&q)?, rotation.key(&k)?);
+    }
+    let of_group = config.num_attention_heads / config.num_key_value_heads;
+    let groups = (0..config.num_attention_heads).map(|head| (head / of_group) as u32);
+    let groups = Tensor::from_iter(groups, &Cpu)?;
+    let [k, v] = [k, v].map(|x| x.index_select(&groups, 1).unwrap());
+    // The reference multiplies the scores by 1/√D.
+    let q = (q * config.scale.map_or(1.0, |scale| scale * (d as f64).sqrt()))?;
+    let (context, weights) = mha::reference::attention(&q, &k, &v, keep, None)?;
+    Ok((linear("output", &context.transpose(1, 2)?.flatten_from(2)?)?, weights))
+}
+
+/// Self-attention in one product and with separate projections, with autograd, cached steps,
+/// cross-attention, and returned weights; with and without rotation.
+#[test]
+fn attention_with_query_key_norm_and_scale_equals_the_reference() -> anyhow::Result<()> {
+    let [b, t, s, e, h, groups, d] = [2, 5, 7, 11, 6, 2, 4];
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let x = random(&mut rng, &[b, t, e], DType::F32)?;
+    let other = random(&mut rng, &[b, s, e], DType::F32)?;
+    let rotary = Rotary::new(100.0, d, t, &Cpu)?;
+    let rotation = rotary.at(&[0, 1, 2, 3, 4])?;
+    let causal = (0..t * t).map(|i| u8::from(i % t <= i / t));
+    let causal = Tensor::from_iter(causal, &Cpu)?.reshape((t, t))?;
+    for (seed, unit_offset, scale) in
+        [(2, None, Some(0.3)), (3, Some(false), None), (4, Some(true), Some(0.2))]
+    {
+        let mut config = AttentionConfig::new(e, h).with_key_value_heads(groups);
+        config.head_dim = Some(d);
+        config.scale = scale;
+        config.query_key_norm =
+            unit_offset.map(|unit_offset| QueryKeyNorm { eps: 0.1, unit_offset });
+        let tensors = random_tensors(config, seed)?;
+        let count: usize = tensors.values().map(Tensor::elem_count).sum();
+        assert_eq!(count, config.parameter_count());
+        let frozen = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Cpu);
+        let frozen = MultiHeadAttention::new(&config, frozen)?;
+        let vars = VarMap::new();
+        for (name, x) in &tensors {
+            let var = Var::from_tensor(x)?;
+            vars.data().lock().unwrap().insert(name.clone(), var);
+        }
+        let vb = VarBuilder::from_varmap(&vars, DType::F32, &Cpu);
+        let trained = MultiHeadAttention::new(&config, vb)?;
+
+        let mask = AttentionMask::causal(0);
+        for rotation in [None, Some(&rotation)] {
+            let (expected, expected_weights) =
+                reference_module(config, &tensors, [&x, &x], rotation, Some(&causal))?;
+            let options = || match rotation {
+                None => AttentionOptions::new(),
+                Some(rotation) => AttentionOptions::new().with_transform(rotation),
+            };
+            for module in [&frozen, &trained] {
+                // Equal tensors with different ids are projected separately.
+                for memory in [&x, &x.copy()?] {
+                    let run = |options| module.forward_with(&x, memory, memory, &mask, options);
+                    assert_close("output", &run(options())?.0, &expected, SAME);
+                    let all = run(options().with_weights(HeadWeights::All))?;
+                    assert_close("output beside weights", &all.0, &expected, SAME);
+                    assert_close("weights", &all.1.unwrap(), &expected_weights, SAME);
+                    let (_, some) = run(options().with_weights(HeadWeights::Heads(vec![4])))?;
+                    let expected = expected_weights.narrow(1, 4, 1)?;
+                    assert_close("weights of a head", &some.unwrap(), &expected, SAME);
+                }
+            }
+            let decoder = CausalSelfAttention::from(frozen.clone());
+            let mut cache = KvCache::new(t);
+            for (start, len) in [(0, 2), (2, 1), (3, 2)] {
+                let positions: Vec<u32> = (start..start + len).map(|i| i as u32).collect();
+                let at = rotary.at(&positions)?;
+                let options = match rotation {
+                    None => AttentionOptions::new(),
+                    Some(_) => AttentionOptions::new().with_transform(&at),
+                };
+                let tokens = x.narrow(1, start, len)?;
+                let (step, _) = decoder.step_with(&tokens, None, &mut cache, options)?;
+                assert_close("step", &step, &expected.narrow(1, start, len)?, SAME);
+            }
+        }
+
+        let (expected, expected_weights) =
+            reference_module(config, &tensors, [&x, &other], None, None)?;
+        let cross = CrossAttention::from(frozen);
+        let memory = cross.memory(&other)?;
+        assert_close("cross", &cross.forward(&x, &memory, None)?, &expected, SAME);
+        let (_, weights) = cross.forward_with_weights(&x, &memory, None)?;
+        assert_close("weights of cross-attention", &weights, &expected_weights, SAME);
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_reach_the_weights_of_query_key_norm() -> anyhow::Result<()> {
+    let norm = QueryKeyNorm { eps: 1e-6, unit_offset: true };
+    let config = AttentionConfig::new(8, 2).with_query_key_norm(norm);
+    let vars = VarMap::new();
+    let vb = Init::Xavier.var_builder(&vars, 1, DType::F32, &Cpu);
+    let attention = MultiHeadAttention::new(&config, vb)?;
+    let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 5, 8], DType::F32)?;
+    let y = attention.forward(&x, &x, &x, &AttentionMask::causal(0))?;
+    let gradients = y.sqr()?.sum_all()?.backward()?;
+    for name in ["query_norm.weight", "key_norm.weight"] {
+        let vars = vars.data().lock().unwrap();
+        let gradient = gradients.get(&vars[name]).expect("a gradient");
+        let largest = gradient.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(largest > 1e-3 && largest < 1e3, "{name}: {largest}");
+    }
+    Ok(())
+}
+
+#[test]
+fn modules_with_query_key_norm_accept_zero_tokens() -> anyhow::Result<()> {
+    let norm = QueryKeyNorm { eps: 1e-6, unit_offset: false };
+    let config = AttentionConfig::new(8, 2).with_query_key_norm(norm);
+    let tensors = VarBuilder::from_tensors(random_tensors(config, 1)?, DType::F32, &Cpu);
+    let attention = MultiHeadAttention::new(&config, tensors)?;
+    for dims in [(2, 0, 8), (0, 3, 8)] {
+        let x = Tensor::zeros(dims, DType::F32, &Cpu)?;
+        for memory in [&x, &x.copy()?] {
+            let y = attention.forward(&x, memory, memory, &AttentionMask::none())?;
+            assert_eq!(y.dims3()?, dims);
+        }
+    }
+    Ok(())
+}
+
+/// In disentangled attention with n terms, a scale of `1/√D` equals the default of `1/√(n·D)`.
+#[test]
+fn disentangled_attention_divides_the_scale_by_the_root_of_its_terms() -> anyhow::Result<()> {
+    let config = AttentionConfig::new(12, 3);
+    let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 4, 12], DType::F32)?;
+    let embeddings = random(&mut ChaCha8Rng::seed_from_u64(2), &[7, 12], DType::F32)?;
+    let run = |config: AttentionConfig| -> anyhow::Result<Tensor> {
+        let attention = attention(config, 3)?;
+        let (keys, queries) = attention.project_positions(&embeddings)?;
+        let rows: Vec<u32> = (0..7).collect();
+        let positions =
+            DisentangledPositions::new(Some(keys), Some(queries), rows.as_slice().into())?;
+        let options = AttentionOptions::new().with_disentangled(&positions);
+        Ok(attention.forward_with(&x, &x, &x, &AttentionMask::none(), options)?.0)
+    };
+    let default = run(config)?;
+    assert_close("1/√D", &run(config.with_scale(0.5))?, &default, SAME);
+    assert!(max_difference(&run(config.with_scale(0.25))?, &default)? > 1e-3);
+
+    let norm = QueryKeyNorm { eps: 1e-6, unit_offset: false };
+    let config = config.with_query_key_norm(norm);
+    let keys = Tensor::zeros((3, 7, 4), DType::F32, &Cpu)?;
+    let positions = DisentangledPositions::new(Some(keys), None, [0; 7].as_slice().into())?;
+    let options = AttentionOptions::new().with_disentangled(&positions);
+    let without_projection =
+        attention(config, 3)?.forward_with(&x, &x, &x, &AttentionMask::none(), options);
+    assert!(matches!(without_projection, Err(mha::Error::DisentangledNorm)));
+    assert_eq!(
+        run(config).unwrap_err().to_string(),
+        "the config has a query_key_norm: expected none for disentangled attention, because no \
+         published model defines whether it also normalises the keys and queries of relative \
+         positions"
+    );
+    Ok(())
+}
+
+/// The second text was written before `scale` and `query_key_norm` existed.
+#[test]
+fn configs_are_read_from_json_with_and_without_the_newer_fields() -> anyhow::Result<()> {
+    let norm = QueryKeyNorm { eps: 1e-6, unit_offset: true };
+    let config = AttentionConfig::new(12, 3).with_scale(0.0625).with_query_key_norm(norm);
+    let json = serde_json::to_string(&config)?;
+    assert_eq!(serde_json::from_str::<AttentionConfig>(&json)?, config);
+    let old = r#"{"hidden_size":12,"num_attention_heads":3,"num_key_value_heads":3,
+        "head_dim":null,"value_head_dim":null,"kdim":null,"vdim":null,
+        "bias":{"query":true,"key":true,"value":true,"output":true}}"#;
+    assert_eq!(serde_json::from_str::<AttentionConfig>(old)?, AttentionConfig::new(12, 3));
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -440,12 +660,21 @@ proptest! {
 
     #[test]
     fn pruning_heads_equals_masking_them(
-        groups in 1..3usize, of_group in 1..4usize, kept in 0..64u8, seed: u64,
+        groups in 1..3usize, of_group in 1..4usize, kept in 0..64u8, has_norm: bool, seed: u64,
     ) {
         // Pruning is allowed if all groups that remain have the same size.
         let (h, d, mut rng) = (groups * of_group, 3, ChaCha8Rng::seed_from_u64(seed));
-        let config = AttentionConfig::new(h * d, h).with_key_value_heads(groups);
-        let whole = attention(config, seed).unwrap();
+        let mut config = AttentionConfig::new(h * d, h).with_key_value_heads(groups);
+        if has_norm {
+            let norm = QueryKeyNorm { eps: 1e-3, unit_offset: false };
+            config = config.with_query_key_norm(norm).with_scale(0.3);
+        }
+        let mut whole = attention(config, seed).unwrap();
+        if has_norm {
+            let tensors = random_tensors(config, seed).unwrap();
+            let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+            whole = MultiHeadAttention::new(&config, vb).unwrap();
+        }
         let pruned: Vec<usize> = (0..h).filter(|head| kept & (1 << head) == 0).collect();
         prop_assume!(pruned.len() < h);
         let left = |g: usize| (g * of_group..(g + 1) * of_group).filter(|head| !pruned.contains(head)).count();
@@ -684,7 +913,7 @@ fn modules_can_be_shared_between_threads() {
     shared::<MultiHeadAttention>();
     shared::<mha::SelfAttention>();
     shared::<CausalSelfAttention>();
-    shared::<mha::CrossAttention>();
+    shared::<CrossAttention>();
     shared::<AttentionMask>();
     shared::<KvCache>();
     shared::<encoder::EncoderModel>();

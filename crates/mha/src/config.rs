@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ComputeType, Error, Result};
+use crate::{ComputeType, Error, QueryKeyNorm, Result};
 
 /// The maximum width of the input and the output of a projection, so that numbers of parameters do
 /// not overflow.
@@ -31,7 +31,7 @@ const MAX_WIDTH: usize = 1 << 30;
 /// let grouped = grouped.with_bias(ProjectionBias::NONE);
 /// assert_eq!(grouped.parameter_count(), 2 * 512 * 512 + 2 * 512 * 128);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AttentionConfig {
     /// E, the width of the queries' hidden states and of the output.
@@ -51,6 +51,13 @@ pub struct AttentionConfig {
     pub vdim: Option<usize>,
     /// Which of the four projections have a bias.
     pub bias: ProjectionBias,
+    /// The factor of the raw scores; `None` means 1/√D.
+    #[serde(default)]
+    pub scale: Option<f64>,
+    /// RMS normalisation over the D values of each head's queries and keys, after the projections
+    /// and before the transformation of [`crate::AttentionOptions`].
+    #[serde(default)]
+    pub query_key_norm: Option<QueryKeyNorm>,
     /// The number format in which the projections multiply. It is not serialised, since the program
     /// that runs the model chooses it.
     #[serde(skip)]
@@ -110,6 +117,8 @@ impl AttentionConfig {
             kdim: None,
             vdim: None,
             bias: ProjectionBias::ALL,
+            scale: None,
+            query_key_norm: None,
             compute_type: ComputeType::F32,
         }
     }
@@ -128,6 +137,16 @@ impl AttentionConfig {
     /// states of width `vdim`.
     pub const fn with_memory_widths(self, kdim: usize, vdim: usize) -> Self {
         Self { kdim: Some(kdim), vdim: Some(vdim), ..self }
+    }
+
+    /// This config with raw scores that are multiplied by `scale`.
+    pub const fn with_scale(self, scale: f64) -> Self {
+        Self { scale: Some(scale), ..self }
+    }
+
+    /// This config with normalised queries and keys.
+    pub const fn with_query_key_norm(self, norm: QueryKeyNorm) -> Self {
+        Self { query_key_norm: Some(norm), ..self }
     }
 
     /// This config with linear maps that multiply in `compute_type`.
@@ -177,19 +196,21 @@ impl AttentionConfig {
     }
 
     /// Number of weights and biases: `4·E² + 4·E` if all widths are E and all projections have a
-    /// bias. The sizes must have passed [`Self::check`]; otherwise the number can overflow.
+    /// bias, and `2·D` more if queries and keys are normalised. The sizes must have passed [`Self::check`]; otherwise the number can overflow.
     pub fn parameter_count(&self) -> usize {
         let count = |p: Projection| p.input * p.output + if p.bias { p.output } else { 0 };
-        self.projections().map(count).iter().sum()
+        let of_norms = if self.query_key_norm.is_some() { 2 * self.head_dim() } else { 0 };
+        self.projections().map(count).iter().sum::<usize>() + of_norms
     }
 
-    /// Checks that the sizes are consistent.
+    /// Checks that the sizes are consistent and the numbers in range.
     ///
     /// # Errors
     /// [`Error::Zero`] if a size is zero; [`Error::TooLarge`] if the input or the output of a
     /// projection is wider than 2³⁰; [`Error::HeadsDoNotDivide`] if `head_dim` is `None` and
     /// `hidden_size` is not a multiple of `num_attention_heads`; [`Error::GroupsDoNotDivide`] if
-    /// `num_attention_heads` is not a multiple of `num_key_value_heads`.
+    /// `num_attention_heads` is not a multiple of `num_key_value_heads`; [`Error::Value`] if `scale`
+    /// is not positive and finite, or if ε of `query_key_norm` is negative or not finite.
     ///
     /// # Examples
     /// ```
@@ -234,6 +255,14 @@ impl AttentionConfig {
             if got > MAX_WIDTH {
                 return Err(Error::TooLarge { field, got, max: MAX_WIDTH });
             }
+        }
+        if let Some(got) = self.scale.filter(|scale| !(scale.is_finite() && *scale > 0.0)) {
+            return Err(Error::Value { field: "scale", expected: "a positive number", got });
+        }
+        let eps = self.query_key_norm.map(|norm| norm.eps);
+        if let Some(got) = eps.filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
+            let expected = "0 or a small positive number";
+            return Err(Error::Value { field: "eps of query_key_norm", expected, got });
         }
         Ok(())
     }
@@ -294,5 +323,20 @@ mod tests {
         assert_eq!(error.to_string(), "hidden_size is zero: expected at least 1, got 0");
         let error = AttentionConfig::new(12, 0).check().unwrap_err();
         assert_eq!(error.to_string(), "num_attention_heads is zero: expected at least 1, got 0");
+    }
+
+    #[test]
+    fn a_scale_or_an_epsilon_out_of_range_is_an_error() {
+        let config = AttentionConfig::new(12, 3);
+        for scale in [0.0, -0.5, f64::NAN, f64::INFINITY] {
+            let error = config.with_scale(scale).check().unwrap_err().to_string();
+            assert_eq!(error, format!("scale {scale} is invalid: expected a positive number"));
+        }
+        for eps in [-1e-6, f64::NAN, f64::INFINITY] {
+            let norm = QueryKeyNorm { eps, unit_offset: false };
+            let error = config.with_query_key_norm(norm).check().unwrap_err().to_string();
+            let expected = "is invalid: expected 0 or a small positive number";
+            assert_eq!(error, format!("eps of query_key_norm {eps} {expected}"));
+        }
     }
 }

@@ -11,7 +11,8 @@ use crate::{Error, Result, shape::shape_error};
 /// [`AttentionOptions::with_disentangled`](crate::AttentionOptions::with_disentangled).
 ///
 /// The score of query i and key j is `(qᵢ·kⱼ + qᵢ·K[r] + kⱼ·Q[r]) / √(n·D)`, where n is the number
-/// of terms. The row r depends on the distance from the query to the key. K and Q are linear maps
+/// of terms. If [`AttentionConfig::scale`](crate::AttentionConfig::scale) is set, its value replaces
+/// `1/√D`. The row r depends on the distance from the query to the key. K and Q are linear maps
 /// of the same embeddings of relative positions. The terms with K and Q are optional.
 ///
 /// # Examples
@@ -91,10 +92,15 @@ impl DisentangledPositions {
         all.into_iter().filter_map(|(name, x)| Some((name, x.as_ref()?)))
     }
 
-    /// The factor of the scores, `1/√(n·D)` for n terms, for heads of width `d`.
-    pub(crate) fn scale(&self, d: usize) -> f64 {
+    /// The factor of the scores of n terms for heads of width `d`: `1/√(n·D)`, or `scale/√n` if the
+    /// config has a `scale`. The sum of n terms of equal variance has n times their variance, which
+    /// the division by √n compensates for any `scale`.
+    pub(crate) fn scale(&self, d: usize, scale: Option<f64>) -> f64 {
         let terms = 1 + self.projections().count();
-        1.0 / ((terms * d) as f64).sqrt()
+        match scale {
+            None => 1.0 / ((terms * d) as f64).sqrt(),
+            Some(scale) => scale / (terms as f64).sqrt(),
+        }
     }
 
     /// Whether autograd tracks a projection.

@@ -179,6 +179,14 @@ pub enum Error {
         groups: usize,
     },
 
+    /// Disentangled attention in a module that normalises queries and keys.
+    #[error(
+        "the config has a query_key_norm: expected none for disentangled attention, because no \
+         published model defines whether it also normalises the keys and queries of relative \
+         positions"
+    )]
+    DisentangledNorm,
+
     /// Pruning would leave no head.
     #[error("pruning leaves no head: expected at least one of {heads} heads to remain")]
     NoHeadLeft {

@@ -27,6 +27,7 @@
 //! - [`AttentionOptions`]: returned weights ([`HeadWeights`]), [`Dropout`], a transformation of
 //!   queries and keys ([`QueryKeyTransform`]), and the relative positions of disentangled attention
 //!   ([`DisentangledPositions`])
+//! - [`QueryKeyNorm`]: RMS normalisation of each head's queries and keys
 //! - positions: [`Rotary`] with a [`RotaryScaling`] rotates queries and keys; [`RelativeBias`] and
 //!   [`alibi()`] compute biases for [`AttentionMask::with_distance_bias`]
 //! - [`KvCache`], [`Memory`]: keys and values that are kept between calls
@@ -85,6 +86,7 @@ mod cross_attention;
 mod disentangled;
 mod dropout;
 mod error;
+mod head_norms;
 mod init;
 mod kv_cache;
 mod mask;
@@ -108,6 +110,7 @@ pub use cross_attention::CrossAttention;
 pub use disentangled::{DisentangledPositions, log_relative_position};
 pub use dropout::Dropout;
 pub use error::{Error, Result};
+pub use head_norms::QueryKeyNorm;
 pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
 pub use mask::{AttentionMask, LoweredMask};

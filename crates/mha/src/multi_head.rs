@@ -6,11 +6,12 @@
 use std::{collections::HashMap, fmt};
 
 use candle_core::Tensor;
-use ops::{Linear, Weights};
+use ops::{Linear, Loaded, Weights};
 
 use crate::{
     AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
     LoweredMask, Memory, QueryKeyTransform, Result,
+    head_norms::HeadNorms,
     sdpa::{self, Scoring},
     shape::{check_qkv, expect_dims, expect_rank, shape_error},
 };
@@ -55,12 +56,15 @@ pub struct MultiHeadAttention {
     output: Linear,
     /// `query`, `key` and `value` as one linear map, for a single product on a GPU.
     joined: Option<Linear>,
+    /// The normalisations of queries and keys, if the config has a `query_key_norm`.
+    norms: Option<Loaded<HeadNorms>>,
 }
 
 impl MultiHeadAttention {
     /// Loads the projections `query`, `key`, `value` and `output` from `weights`: each has a
     /// `weight`
-    /// `(out, in)` and, if `config.bias` enables it, a `bias` `(out,)`.
+    /// `(out, in)` and, if `config.bias` enables it, a `bias` `(out,)`. If the config has a
+    /// `query_key_norm`, also loads `query_norm.weight` and `key_norm.weight`, each `(D,)`.
     ///
     /// # Errors
     /// The errors of [`AttentionConfig::check`] and [`Linear::new`]; [`Error::Candle`] if `weights`
@@ -71,13 +75,16 @@ impl MultiHeadAttention {
         let [query, key, value, output] = config.projections().map(|p| {
             Linear::load(config.compute_type, p.input, p.output, p.bias, weights.pp(p.name))
         });
+        let norms = config.query_key_norm;
+        let norms = norms.map(|norm| HeadNorms::load(config.head_dim(), norm, &weights));
         let (maps, joined) = if config.has_one_width() {
             Linear::joined([query?, key?, value?])?
         } else {
             ([query?, key?, value?], None)
         };
         let [query, key, value] = maps;
-        Ok(Self { config: *config, query, key, value, output: output?, joined })
+        let (output, norms) = (output?, norms.transpose()?);
+        Ok(Self { config: *config, query, key, value, output, joined, norms })
     }
 
     /// The config that the module was built from.
@@ -97,7 +104,20 @@ impl MultiHeadAttention {
                 tensors.insert(format!("{name}.bias"), bias);
             }
         }
+        if let Some(norms) = self.norms()? {
+            let named = norms.tensors();
+            tensors.extend(named.map(|(name, weight)| (name.to_string(), weight.clone())));
+        }
         Ok(tensors)
+    }
+
+    /// The normalisations of queries and keys, if the module has them.
+    ///
+    /// # Errors
+    /// [`ops::Error::NotLoaded`] if their weights are not loaded.
+    fn norms(&self) -> Result<Option<&HeadNorms>> {
+        let norms = self.norms.as_ref().map(Loaded::as_ref).transpose();
+        Ok(norms.map_err(|tensor| ops::Error::from(tensor.clone()))?)
     }
 
     fn named_projections(&self) -> [(&'static str, &Linear); 4] {
@@ -247,6 +267,7 @@ impl MultiHeadAttention {
             value: rows(&self.value, &groups, value_d)?,
             output: Linear::new(config.compute_type, output, self.output.bias()?)?,
             joined: None,
+            norms: self.norms.clone(),
             config: AttentionConfig {
                 num_attention_heads: left.len(),
                 num_key_value_heads: groups.len(),
@@ -257,7 +278,8 @@ impl MultiHeadAttention {
         })
     }
 
-    /// Projects queries, keys and values: in one product if all three inputs are the same tensor,
+    /// Projects queries, keys and values, normalises queries and keys if the config says so, and
+    /// transforms them. The projection is one product if all three inputs are the same tensor,
     /// `kdim` and `vdim` are E, the values of a head are as wide as its keys, and the projections
     /// are joined or run on the CPU kernel.
     pub(crate) fn project(
@@ -286,8 +308,8 @@ impl MultiHeadAttention {
         Ok((q, Memory { k, v }))
     }
 
-    /// Projects `x` `(B, T, E)` to queries, keys and values in one product, and transforms queries
-    /// and keys; `None` if the projections are not joined and the CPU kernel does not support them
+    /// Projects `x` `(B, T, E)` to queries, keys and values in one product, and normalises and
+    /// transforms queries and keys; `None` if the projections are not joined and the CPU kernel does not support them
     /// or `x`.
     fn project_together(
         &self,
@@ -305,22 +327,36 @@ impl MultiHeadAttention {
         let (h, g) = (self.config.num_attention_heads, self.config.num_key_value_heads);
         let heads = split(&qkv, self.config.head_dim())?; // (B, H+2G, T, D)
         let v = heads.narrow(1, h + g, g)?;
-        let (q, k) = match transform {
-            None => (heads.narrow(1, 0, h)?, heads.narrow(1, h, g)?),
-            Some(transform) => transform.query_and_key(&heads.narrow(1, 0, h + g)?, h)?,
+        let split = || Ok::<_, Error>((heads.narrow(1, 0, h)?, heads.narrow(1, h, g)?));
+        let (q, k) = match (self.norms()?, transform) {
+            (None, None) => split()?,
+            (None, Some(transform)) => transform.query_and_key(&heads.narrow(1, 0, h + g)?, h)?,
+            (Some(norms), transform) => {
+                let (q, k) = split()?;
+                let (q, k) = (norms.query(&q)?, norms.key(&k)?);
+                match transform {
+                    None => (q, k),
+                    Some(transform) => (transform.query(&q)?, transform.key(&k)?),
+                }
+            }
         };
         Ok(Some((q, Memory { k, v })))
     }
 
-    /// Projects the queries of all heads, `(B, H, T, D)`.
+    /// Projects the queries of all heads, `(B, H, T, D)`, and normalises them if the config says so.
     pub(crate) fn project_query(&self, query: &Tensor) -> Result<Tensor> {
         expect_rank("query", query, 3, "(B, T, E)")?;
         let (b, t) = first_two_dims(query);
         expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
-        split(&self.query.forward_for_attention(query)?, self.config.head_dim())
+        let q = split(&self.query.forward_for_attention(query)?, self.config.head_dim())?;
+        match self.norms()? {
+            None => Ok(q),
+            Some(norms) => norms.query(&q),
+        }
     }
 
-    /// Projects the keys `(B, G, S, D)` and the values `(B, G, S, V)` of all heads.
+    /// Projects the keys `(B, G, S, D)` and the values `(B, G, S, V)` of all heads, and normalises
+    /// the keys if the config says so.
     pub(crate) fn project_memory(&self, key: &Tensor, value: &Tensor) -> Result<Memory> {
         let config = &self.config;
         expect_rank("key", key, 3, "(B, S, kdim)")?;
@@ -331,6 +367,10 @@ impl MultiHeadAttention {
         expect_dims("value", value, &[b, s, vdim], "(B, S, vdim)")?;
         let k = split(&self.key.forward_for_attention(key)?, config.head_dim())?;
         let v = split(&self.value.forward_for_attention(value)?, config.value_head_dim())?;
+        let k = match self.norms()? {
+            None => k,
+            Some(norms) => norms.key(&k)?,
+        };
         Ok(Memory { k, v })
     }
 
@@ -341,9 +381,12 @@ impl MultiHeadAttention {
     /// `embeddings`: `(R, E)`; returns the keys and the queries, each `(H, R, D)`
     /// # Errors
     /// [`Error::Shape`] if the width is not E; [`Error::GroupedHeads`] if there are fewer key-value
-    /// heads than heads.
+    /// heads than heads; [`Error::DisentangledNorm`] if the config has a `query_key_norm`.
     pub fn project_positions(&self, embeddings: &Tensor) -> Result<(Tensor, Tensor)> {
         let config = &self.config;
+        if config.query_key_norm.is_some() {
+            return Err(Error::DisentangledNorm);
+        }
         if config.num_key_value_heads != config.num_attention_heads {
             let (heads, groups) = (config.num_attention_heads, config.num_key_value_heads);
             return Err(Error::GroupedHeads { heads, groups });
@@ -374,7 +417,7 @@ impl MultiHeadAttention {
         }
         let Memory { k, v } = memory;
         mask.check(check_qkv(q, k, v)?)?;
-        let scoring = Scoring::new(q, mask, options.disentangled)?;
+        let scoring = self.scoring(q, mask, options.disentangled)?;
         let (compute_type, dropout) = (self.config.compute_type, options.dropout);
         let context =
             sdpa::attend_with_compute_type(q, k, v, mask, scoring, compute_type, dropout)?; // (B, H, T, V)
@@ -397,11 +440,28 @@ impl MultiHeadAttention {
     ) -> Result<(Tensor, Tensor)> {
         let Memory { k, v } = memory;
         mask.check(check_qkv(q, k, v)?)?;
-        let scoring = Scoring::new(q, mask, disentangled)?;
+        let scoring = self.scoring(q, mask, disentangled)?;
         let (context, weights) = sdpa::attend(q, k, v, mask.tensors()?, scoring, None)?;
         let output = self.merge(&context)?;
         let weights = weights.to_dtype(output.dtype())?;
         Ok((output, weights))
+    }
+
+    /// The scale of the config, with relative positions if they are given.
+    ///
+    /// # Errors
+    /// [`Error::DisentangledNorm`] for relative positions of normalised queries and keys; the
+    /// errors of [`Scoring::new`].
+    fn scoring<'a>(
+        &self,
+        q: &Tensor,
+        mask: &LoweredMask,
+        disentangled: Option<&'a DisentangledPositions>,
+    ) -> Result<Scoring<'a>> {
+        if disentangled.is_some() && self.config.query_key_norm.is_some() {
+            return Err(Error::DisentangledNorm);
+        }
+        Scoring::new(q, mask, self.config.scale, disentangled)
     }
 
     /// Concatenates the heads and projects them.

@@ -146,8 +146,8 @@ impl<'a> AttentionOptions<'a> {
         Self { transform: Some(transform), ..self }
     }
 
-    /// Adds the scores of relative positions, and scales all scores by `1/√(n·D)`. n is 1 plus the
-    /// number of terms in `positions`: `q·K[r]`, `k·Q[r]` or both, where r is the row for the
+    /// Adds the scores of relative positions, and scales all scores by `1/√(n·D)`, or by `scale/√n`
+    /// if the config has a `scale`. n is 1 plus the number of terms in `positions`: `q·K[r]`, `k·Q[r]` or both, where r is the row for the
     /// distance of query and key. These terms use q and k after the transformation of
     /// [`Self::with_transform`]. After a transformation that depends on positions, such as rotary
     /// positions, the terms depend on the absolute positions, not only on r.

@@ -90,6 +90,30 @@ pub fn attention(
     Ok((weights.matmul(v)?, weights))
 }
 
+/// RMS normalisation over the last axis: `x / √(mean(x²) + ε) · weight`. Models such as Qwen3
+/// normalise the queries and keys of each head by it, between steps 1 and 2. Gemma's weight is this
+/// `weight` minus 1.
+///
+/// # Shapes
+/// `x`: `(.., D)`; `weight`: `(D,)`; returns `(.., D)`
+/// # Errors
+/// candle's error if the shapes do not match.
+/// # Examples
+/// ```
+/// use candle_core::{Device::Cpu, Tensor};
+///
+/// let x = Tensor::new(&[1f32, 7.], &Cpu)?; // the root mean square is 5
+/// let y = mha::reference::rms_norm(&x, &Tensor::new(&[1f32, 10.], &Cpu)?, 0.0)?;
+/// assert_eq!(y.to_vec1::<f32>()?, [0.2, 14.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+/// # Source
+/// Zhang and Sennrich 2019, equation 4, <https://arxiv.org/abs/1910.07467>.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?; // (.., 1)
+    x.broadcast_div(&(mean_square + eps)?.sqrt()?)?.broadcast_mul(weight)
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device::Cpu};

@@ -33,19 +33,21 @@ impl<'a> Scoring<'a> {
         Ok(Self { scale, positions: None, first_query: 0 })
     }
 
-    /// The scoring of queries `(B, H, T, D)` with this mask.
+    /// The scoring of queries `(B, H, T, D)` with this mask. `scale` is the factor of the raw
+    /// scores without relative positions, where `None` means `1/√D`.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] if `positions` does not fit H, D or the number of tokens.
     pub(crate) fn new(
         q: &Tensor,
         mask: &LoweredMask,
+        scale: Option<f64>,
         positions: Option<&'a DisentangledPositions>,
     ) -> Result<Self> {
-        let Some(positions) = positions else { return Self::scaled(q, None) };
+        let Some(positions) = positions else { return Self::scaled(q, scale) };
         let (_b, h, _t, d) = q.dims4()?;
         positions.check([h, d], mask.longest_sequence())?;
-        let (scale, first_query) = (positions.scale(d), mask.first_query());
+        let (scale, first_query) = (positions.scale(d, scale), mask.first_query());
         Ok(Self { scale, positions: Some(positions), first_query })
     }
 
