@@ -13,9 +13,9 @@ use divan::{
 };
 use half::{bf16, f16};
 use mha_kernels::{
-    Activation, Attention, ComputeType, EmbeddingTable, Isa, Lookup, PackedLinear, Sequence,
-    Strided, add_layer_norm, attention_bf16, attention_f32, embed_layer_norm, linear, mean_pool,
-    peak,
+    Activation, Attention, ComputeType, EmbeddingTable, Isa, Lookup, PackedLinear, RowNorm,
+    Sequence, Strided, add_norm, attention_bf16, attention_f32, embed_layer_norm, linear,
+    mean_pool, peak,
 };
 use ops::{MaxSim, VectorSlice};
 
@@ -203,14 +203,30 @@ fn ragged_attention_bf16(bencher: Bencher, lengths: (usize, usize)) {
 }
 
 #[divan::bench(name = "add_layer_norm")]
-fn residual(bencher: Bencher) {
+fn residual_layer_norm(bencher: Bencher) {
     let (x, y) = (random(ROWS * WIDTH, 1), random(ROWS * WIDTH, 2));
     let (weight, bias) = (vec![1.0; WIDTH], vec![0.0; WIDTH]);
-    let run = || add_layer_norm(isa(), black_box(&x), Some(&y), &weight, &bias, EPS);
+    let norm = RowNorm::Layer { weight: &weight, bias: &bias, eps: EPS };
+    let run = || add_norm(isa(), black_box(&x), Some(&y), norm);
 
     let last = (ROWS - 1) * WIDTH;
     let row = x[last..].iter().zip(&y[last..]).map(|(&x, &y)| f64::from(x) + f64::from(y));
     assert_close(run()[last + 7], normalised(&row.collect::<Vec<_>>(), 7), 1e-5);
+
+    bencher.counter(BytesCount::of_many::<f32>(3 * ROWS * WIDTH)).bench(run);
+}
+
+#[divan::bench(name = "add_rms_norm")]
+fn residual_rms_norm(bencher: Bencher) {
+    let (x, y) = (random(ROWS * WIDTH, 1), random(ROWS * WIDTH, 2));
+    let norm = RowNorm::Rms { weight: &[1.0; WIDTH], eps: EPS };
+    let run = || add_norm(isa(), black_box(&x), Some(&y), norm);
+
+    let last = (ROWS - 1) * WIDTH;
+    let row = x[last..].iter().zip(&y[last..]).map(|(&x, &y)| f64::from(x) + f64::from(y));
+    let row: Vec<f64> = row.collect();
+    let mean_square = row.iter().map(|x| x * x).sum::<f64>() / WIDTH as f64;
+    assert_close(run()[last + 7], row[7] / (mean_square + f64::from(EPS)).sqrt(), 1e-5);
 
     bencher.counter(BytesCount::of_many::<f32>(3 * ROWS * WIDTH)).bench(run);
 }

@@ -148,7 +148,7 @@ unsafe fn embed<V: Vector>(args: Args) {
                     [a, b, c].map(|t| t.table.load::<V>(t.ids[i] as usize * width + column, n));
                 a.add(b).add(c).store_partial(row.add(column), n);
             }
-            normalise_row::<V>(row, weight, bias, eps);
+            normalise_row::<V>(row, row, weight, bias, eps);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! [`rotate_f32`] and [`rotate_bf16`] change their argument in place. The crate has no tensor type.
 //!
 //! - Matrix products with packed weights and fused activations, in f32, bf16 and int8.
-//! - Attention, embedding lookup, layer normalisation, mean pooling and cosine similarity.
+//! - Attention, embedding lookup, LayerNorm and RMSNorm, mean pooling and cosine similarity.
 //! - AVX-512 (with VNNI and BF16), AMX, AVX2 and plain Rust, chosen at run time.
 //!
 //! All `unsafe` code of the project's CPU arithmetic is in this crate.
@@ -36,7 +36,7 @@
 //! | `gemm` | [`PackedLinear`], [`linear`](linear()), [`chain_f32`], [`chain_bf16`] | `activation(x·Wᵀ + b)`, one or several in sequence |
 //! | `gemm` | [`pooled_linear`] | `pool(x·Wᵀ + b)` over the rows of each sequence |
 //! | `embed` | [`embed_layer_norm`] | three table lookups, their sum, layer normalisation |
-//! | `norm` | [`add_layer_norm`], [`add`] | residual and layer normalisation |
+//! | `norm` | [`add_norm`], [`add_norm_residual`], [`add`] | residual connection, LayerNorm and RMSNorm |
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
 //! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
@@ -84,7 +84,7 @@ pub use gemm::{
     linear, pooled_linear,
 };
 pub use isa::{Isa, IsaError};
-pub use norm::{add, add_layer_norm};
+pub use norm::{RowNorm, add, add_norm, add_norm_residual};
 pub use parallel::{max_threads, serially};
 pub use peak::peak;
 pub use pool::mean_pool;

@@ -3,15 +3,20 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Module, Shape, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::Shape;
+use candle_core::{Module, Tensor};
 use candle_nn::Init;
-use mha_kernels::{Isa, add_layer_norm};
+use mha_kernels::{Isa, RowNorm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Error, Result, Weights, cpu};
+use crate::{
+    Error, Result, Weights, add, cpu,
+    row_norm::{self, fits},
+};
 
 /// Layer normalisation over the last axis, with or without bias:
 /// `(x − mean(x)) / √(var(x) + ε) · weight + bias`.
@@ -92,9 +97,25 @@ impl LayerNorm {
             return Ok(sum?);
         }
         match self.cpu_kernel_for_equal_shapes(&[x, y]) {
-            Some(kernel) => Ok(x.contiguous()?.apply_op2_no_bwd(&y.contiguous()?, kernel)?),
+            Some(kernel) => Ok(row_norm::add_norm(kernel.isa, x, Some(y), kernel.norm())?),
             None => Ok(self.by_candle(&(x + y)?)?),
         }
+    }
+
+    /// `x + y` and `LayerNorm(x + y)`: the end of one residual connection and the input of the next
+    /// sublayer, in a pre-norm layer. The CPU kernel computes both in one pass over memory.
+    ///
+    /// # Shapes
+    /// `x`, `y`: `(.., E)`; returns two of `(.., E)`
+    /// # Errors
+    /// The errors of [`Self::forward_sum`].
+    pub fn forward_residual(&self, x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
+        if let Some(kernel) = self.cpu_kernel_for_equal_shapes(&[x, y]) {
+            return Ok(row_norm::add_norm_residual(kernel.isa, x, y, kernel.norm())?);
+        }
+        let sum = add(x, y)?;
+        let normalised = self.forward(&sum)?;
+        Ok((sum, normalised))
     }
 
     /// The parameters for the CPU kernel; `None` if the kernel does not support them or `inputs`,
@@ -106,7 +127,7 @@ impl LayerNorm {
     /// [`Self::cpu_kernel`], but `None` if the shapes do not fit. The computation by candle then
     /// returns an error.
     fn cpu_kernel_for_equal_shapes(&self, inputs: &[&Tensor]) -> Option<&CpuLayerNorm> {
-        self.cpu_kernel(inputs).filter(|_| self.fits(inputs))
+        self.cpu_kernel(inputs).filter(|_| fits(&self.weight, inputs))
     }
 
     /// E, the width of a row.
@@ -114,18 +135,14 @@ impl LayerNorm {
         self.weight.dims().first().copied()
     }
 
-    /// Whether all inputs have the same shape `(.., E)`.
-    fn fits(&self, inputs: &[&Tensor]) -> bool {
-        let has_width = inputs[0].dims().last().copied() == self.width();
-        has_width && inputs.iter().all(|x| x.shape() == inputs[0].shape())
-    }
-
     /// Whether the CUDA kernel supports these inputs and this module's parameters.
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
         let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
         let supports_width = |e| cuda_kernels::supports_layer_norm_rows(inputs[0].dtype(), e);
-        self.fits(inputs) && cuda::supports(&all) && self.weight.dims1().is_ok_and(supports_width)
+        fits(&self.weight, inputs)
+            && cuda::supports(&all)
+            && self.weight.dims1().is_ok_and(supports_width)
     }
 
     /// Calls `run` with weight, bias and ε for a CUDA kernel.
@@ -180,7 +197,7 @@ impl Module for LayerNorm {
             return cuda::apply1("layer norm", &x, |x| self.on_cuda(x, None));
         }
         match self.cpu_kernel_for_equal_shapes(&[x]) {
-            Some(kernel) => x.contiguous()?.apply_op1_no_bwd(kernel),
+            Some(kernel) => row_norm::add_norm(kernel.isa, x, None, kernel.norm()),
             None => self.by_candle(x),
         }
     }
@@ -201,40 +218,8 @@ impl CpuLayerNorm {
         Ok(Self { weight, bias, eps: eps as f32, isa: Isa::get()? })
     }
 
-    fn run(
-        &self,
-        x: &[f32],
-        y: Option<&[f32]>,
-        layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let out = add_layer_norm(self.isa, x, y, &self.weight, &self.bias, self.eps);
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
-    }
-}
-
-impl CustomOp1 for CpuLayerNorm {
-    fn name(&self) -> &'static str {
-        "layer norm"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.run(cpu::contiguous(x, layout)?, None, layout)
-    }
-}
-
-impl CustomOp2 for CpuLayerNorm {
-    fn name(&self) -> &'static str {
-        "add and layer norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        y: &CpuStorage,
-        y_layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.run(cpu::contiguous(x, layout)?, Some(cpu::contiguous(y, y_layout)?), layout)
+    fn norm(&self) -> RowNorm<'_> {
+        RowNorm::Layer { weight: &self.weight, bias: &self.bias, eps: self.eps }
     }
 }
 
@@ -267,6 +252,24 @@ mod tests {
         Ok(())
     }
 
+    /// By the kernel, and by candle for tracked inputs.
+    #[test]
+    fn the_sum_and_its_norm_are_those_of_separate_calls() -> Result<()> {
+        let tensors = [("weight", [1f32, -2., 3.]), ("bias", [0.5, 0., -1.])];
+        let tensors = tensors.map(|(name, x)| (name.to_string(), Tensor::new(&x, &Cpu).unwrap()));
+        let vb = VarBuilder::from_tensors(tensors.into(), DType::F32, &Cpu);
+        let norm = LayerNorm::new(3, 0.1, true, vb)?;
+        let x = Tensor::new(&[[1f32, 2., 4.], [0., -1., 3.]], &Cpu)?;
+        let y = (&x.t()?.reshape((2, 3))? * 0.5)?;
+        for x in [x.clone(), candle_core::Var::from_tensor(&x)?.into_inner()] {
+            let (sum, normalised) = norm.forward_residual(&x, &y)?;
+            assert_eq!(sum.to_vec2::<f32>()?, (&x + &y)?.to_vec2::<f32>()?);
+            let expected = norm.forward_sum(&x, &y)?.to_vec2::<f32>()?;
+            assert_eq!(normalised.to_vec2::<f32>()?, expected);
+        }
+        Ok(())
+    }
+
     /// The storage of the tensor is empty, but the start offset of the view is 3.
     #[test]
     fn views_without_elements_are_accepted() -> Result<()> {
@@ -274,7 +277,7 @@ mod tests {
         let norm = LayerNorm::new(3, 1e-5, true, VarBuilder::zeros(DType::F32, &Cpu))?;
         let weight = Tensor::ones((3, 3), DType::F32, &Cpu)?;
         let linear = crate::Linear::new(crate::ComputeType::F32, weight, None)?;
-        for y in [norm.forward(&x)?, crate::add(&x, &x)?, linear.forward(&x)?] {
+        for y in [norm.forward(&x)?, add(&x, &x)?, linear.forward(&x)?] {
             assert_eq!(y.dims(), [0, 2, 3]);
         }
         Ok(())
@@ -290,6 +293,7 @@ mod tests {
             let x = x(width)?;
             assert!(norm.forward(&x).is_err(), "{hidden_size} {width}");
             assert!(norm.forward_sum(&x, &x).is_err(), "{hidden_size} {width}");
+            assert!(norm.forward_residual(&x, &x).is_err(), "{hidden_size} {width}");
         }
         let norm = LayerNorm::new(3, 1e-5, true, vb.clone())?;
         let error = norm.forward(&x(3)?.to_dtype(DType::U32)?).unwrap_err().to_string();

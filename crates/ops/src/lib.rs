@@ -11,7 +11,7 @@
 //! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; D = 32 or 64; ragged sequences, causal, window, bias by distance |
 //! | [`rotate_in_place`] | rotary position embedding | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
-//! | [`RmsNorm`] | `x/√(mean(x²) + ε)·weight`, or `·(1 + weight)` | – | – |
+//! | [`RmsNorm`] | `x/√(mean(x²) + ε)·weight`, or `·(1 + weight)`, for x or x + y | f32 | – |
 //! | [`add()`] | `x + y` | f32 | – |
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
@@ -42,6 +42,7 @@ mod max_sim;
 mod pool;
 mod rms_norm;
 mod rotary;
+mod row_norm;
 mod weights;
 mod widen;
 

@@ -1,10 +1,17 @@
 //! Root mean square normalisation, `x / √(mean(x²) + ε) · weight` over the last axis:
 //! Zhang and Sennrich 2019, <https://arxiv.org/abs/1910.07467>.
 
+use std::sync::Arc;
+
 use candle_core::{D, Module, Tensor};
 use candle_nn::Init;
+use mha_kernels::{Isa, RowNorm};
 
-use crate::{Error, Result, Weights, widen};
+use crate::{
+    Error, Result, Weights, add, cpu,
+    row_norm::{self, fits},
+    widen,
+};
 
 /// Root mean square normalisation over the last axis: `x / √(mean(x²) + ε) · weight`, or
 /// `· (1 + weight)` with a unit offset.
@@ -17,7 +24,7 @@ use crate::{Error, Result, Weights, widen};
 /// # Examples
 /// ```
 /// use candle_core::{DType, Device::Cpu, Module, Tensor};
-/// use candle_nn::{VarBuilder, VarMap};
+/// use candle_nn::VarBuilder;
 ///
 /// let x = Tensor::new(&[[1f32, 7.]], &Cpu)?; // the root mean square is 5
 /// let ones = VarBuilder::from_tensors(
@@ -39,6 +46,9 @@ pub struct RmsNorm {
     weight: Tensor, // (E,)
     eps: f64,
     unit_offset: bool,
+    /// The parameters for the CPU kernel; `None` if [`cpu::prefers_kernel`] is false, for example
+    /// because the weight is trained.
+    kernel: Option<CpuRmsNorm>,
 }
 
 impl RmsNorm {
@@ -47,7 +57,8 @@ impl RmsNorm {
     ///
     /// # Errors
     /// [`Error::Value`] if `eps` is negative or not finite; [`Error::Candle`] if `weights` lack the
-    /// tensor or have it in another shape; [`Error::NotLoaded`] if its values are not loaded.
+    /// tensor or have it in another shape; [`Error::NotLoaded`] if its values are not loaded;
+    /// [`Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
     pub fn new<'a>(
         hidden_size: usize,
         eps: f64,
@@ -60,12 +71,69 @@ impl RmsNorm {
         }
         let init = Init::Const(if unit_offset { 0.0 } else { 1.0 });
         let weight = weights.into().get_with_hints(hidden_size, "weight", init)??;
-        Ok(Self { weight, eps, unit_offset })
+        let kernel = if cpu::prefers_kernel(&[&weight]) {
+            let factor = factor(&weight, unit_offset)?.to_vec1()?.into();
+            Some(CpuRmsNorm { factor, eps: eps as f32, isa: Isa::get()? })
+        } else {
+            None
+        };
+        Ok(Self { weight, eps, unit_offset, kernel })
     }
 
     /// The weight `(E,)` as it was loaded: without the 1 of a unit offset.
     pub fn weight(&self) -> &Tensor {
         &self.weight
+    }
+
+    /// `RMSNorm(x + y)`: a residual connection followed by normalisation.
+    ///
+    /// # Shapes
+    /// `x`, `y`: `(.., E)`; returns `(.., E)`
+    /// # Errors
+    /// [`Error::Candle`] if the shapes, dtypes or devices differ, or if the last dimension is not E.
+    pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        match self.cpu_kernel(&[x, y]) {
+            Some(kernel) => Ok(row_norm::add_norm(kernel.isa, x, Some(y), kernel.norm())?),
+            None => Ok(self.forward(&(x + y)?)?),
+        }
+    }
+
+    /// `x + y` and `RMSNorm(x + y)`: the end of one residual connection and the input of the next
+    /// sublayer, in a pre-norm layer. The CPU kernel computes both in one pass over memory.
+    ///
+    /// # Shapes
+    /// `x`, `y`: `(.., E)`; returns two of `(.., E)`
+    /// # Errors
+    /// The errors of [`Self::forward_sum`].
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    ///
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu); // weight 1
+    /// let norm = ops::RmsNorm::new(2, 0.0, false, vb)?;
+    /// let (x, y) = (Tensor::new(&[[1f32, 3.]], &Cpu)?, Tensor::new(&[[0f32, 4.]], &Cpu)?);
+    /// let (sum, normalised) = norm.forward_residual(&x, &y)?;
+    /// assert_eq!(sum.to_vec2::<f32>()?, [[1., 7.]]);
+    /// assert_eq!(normalised.to_vec2::<f32>()?, [[0.2, 1.4]]); // the root mean square is 5
+    /// # Ok::<(), ops::Error>(())
+    /// ```
+    pub fn forward_residual(&self, x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
+        if let Some(kernel) = self.cpu_kernel(&[x, y]) {
+            return Ok(row_norm::add_norm_residual(kernel.isa, x, y, kernel.norm())?);
+        }
+        let sum = add(x, y)?;
+        let normalised = self.forward(&sum)?;
+        Ok((sum, normalised))
+    }
+
+    /// The parameters for the CPU kernel; `None` if the kernel does not support them or `inputs`, if
+    /// the shapes do not fit, or if [`Isa::kernels_enabled`] is false. The computation by candle
+    /// returns an error for shapes that do not fit.
+    fn cpu_kernel(&self, inputs: &[&Tensor]) -> Option<&CpuRmsNorm> {
+        let is_supported = cpu::prefers_kernel(inputs) && fits(&self.weight, inputs);
+        self.kernel.as_ref().filter(|_| is_supported)
     }
 
     fn by_candle(&self, x: &Tensor) -> candle_core::Result<Tensor> {
@@ -81,15 +149,36 @@ impl RmsNorm {
         let wide = widen(x)?;
         let mean_square = wide.sqr()?.mean_keepdim(D::Minus1)?;
         let normalised = wide.broadcast_div(&(mean_square + self.eps)?.sqrt()?)?;
-        let weight = self.weight.to_dtype(wide.dtype())?;
-        let factor = if self.unit_offset { (weight + 1.0)? } else { weight };
+        let factor = factor(&self.weight.to_dtype(wide.dtype())?, self.unit_offset)?;
         normalised.broadcast_mul(&factor)?.to_dtype(x.dtype())
     }
 }
 
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.by_candle(x)
+        match self.cpu_kernel(&[x]) {
+            Some(kernel) => row_norm::add_norm(kernel.isa, x, None, kernel.norm()),
+            None => self.by_candle(x),
+        }
+    }
+}
+
+/// The factor of the normalised values: `weight`, or `1 + weight` with a unit offset.
+fn factor(weight: &Tensor, unit_offset: bool) -> candle_core::Result<Tensor> {
+    if unit_offset { weight + 1.0 } else { Ok(weight.clone()) }
+}
+
+/// The parameters of an [`RmsNorm`] for the CPU kernel.
+#[derive(Clone, Debug)]
+struct CpuRmsNorm {
+    factor: Arc<[f32]>,
+    eps: f32,
+    isa: Isa,
+}
+
+impl CpuRmsNorm {
+    fn norm(&self) -> RowNorm<'_> {
+        RowNorm::Rms { weight: &self.factor, eps: self.eps }
     }
 }
 
@@ -157,6 +246,33 @@ mod tests {
         Ok(())
     }
 
+    /// The kernel, and candle's operations for a tracked input, for contiguous and transposed
+    /// inputs.
+    #[test]
+    fn the_kernel_equals_candle_with_and_without_a_residual_connection() -> Result<()> {
+        let x = input()?;
+        let y = (input()?.reshape((WIDTH, ROWS))?.t()? * -0.7)?; // not contiguous
+        let tracked = Var::from_tensor(&x)?;
+        for unit_offset in [false, true] {
+            let norm = norm(unit_offset, &weight()?)?;
+            let close = |got: &Tensor, expected: &Tensor| -> Result<()> {
+                for (got, expected) in values(got)?.into_iter().zip(values(expected)?) {
+                    assert!((got - expected).abs() < 1e-6, "{got} {expected}");
+                }
+                Ok(())
+            };
+            assert!(norm.cpu_kernel(&[&x, &y]).is_some() || !Isa::kernels_enabled());
+            close(&norm.forward(&x)?, &norm.forward(&tracked)?)?;
+            let (sum, normalised) = norm.forward_residual(&x, &y)?;
+            let by_candle = norm.forward_residual(&tracked, &y)?;
+            assert_eq!(values(&sum)?, values(&by_candle.0)?);
+            close(&normalised, &by_candle.1)?;
+            assert_eq!(values(&norm.forward_sum(&x, &y)?)?, values(&normalised)?);
+            close(&norm.forward_sum(&tracked, &y)?, &normalised)?;
+        }
+        Ok(())
+    }
+
     /// The gradient of a sum of outputs, with respect to the weight, is the sum of the normalised
     /// values.
     #[test]
@@ -191,6 +307,9 @@ mod tests {
         let expected = "input of RMS norm has dtype F32 and shape [2, 1]: \
                         expected floats of shape (.., 5)";
         assert!(error.to_string().starts_with(expected), "{error}");
+        let (x, y) = (input()?, input()?.t()?.contiguous()?); // 15 values each
+        assert!(norm.forward_sum(&x, &y).is_err());
+        assert!(norm.forward_residual(&x, &y).is_err());
         let error = norm.forward(&input()?.to_dtype(DType::U32)?).unwrap_err().to_string();
         assert!(error.starts_with("input of RMS norm has dtype U32 and shape [3, 5]"), "{error}");
         for eps in [-1.0, f64::NAN, f64::INFINITY] {

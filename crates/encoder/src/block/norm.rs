@@ -31,7 +31,8 @@ impl Norm {
     pub(crate) fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         match self {
             Self::Layer(norm) => Ok(norm.forward_sum(x, y)?),
-            _ => Ok(self.forward(&ops::add(x, y)?)?),
+            Self::Rms(norm) => Ok(norm.forward_sum(x, y)?),
+            Self::NotLoaded(tensor) => Err(ops::Error::from(tensor.clone()).into()),
         }
     }
 }
