@@ -455,6 +455,31 @@ fn attention_with_query_key_norm_and_scale_equals_the_reference() -> anyhow::Res
     Ok(())
 }
 
+/// In bf16, the kernels normalise and rotate queries and keys that are rounded to bf16.
+#[test]
+fn modules_in_bf16_normalise_and_rotate_as_the_reference_does() -> anyhow::Result<()> {
+    let x = random(&mut ChaCha8Rng::seed_from_u64(1), &[2, 6, 32], DType::F32)?;
+    let rotation = Rotary::new(100.0, 8, 6, &Cpu)?.at(&[0, 1, 2, 3, 4, 5])?;
+    for unit_offset in [false, true] {
+        let norm = QueryKeyNorm { eps: 0.1, unit_offset };
+        let config = AttentionConfig::new(32, 4).with_key_value_heads(2).with_scale(0.3);
+        let config = config.with_query_key_norm(norm).with_compute_type(mha::ComputeType::Bf16);
+        let tensors = random_tensors(config.with_compute_type(mha::ComputeType::F32), 5)?;
+        let vb = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Cpu);
+        let attention = MultiHeadAttention::new(&config, vb)?;
+        for rotation in [None, Some(&rotation)] {
+            let options = match rotation {
+                None => AttentionOptions::new(),
+                Some(rotation) => AttentionOptions::new().with_transform(rotation),
+            };
+            let (expected, _) = reference_module(config, &tensors, [&x, &x], rotation, None)?;
+            let (got, _) = attention.forward_with(&x, &x, &x, &AttentionMask::none(), options)?;
+            assert_close("bf16", &got, &expected, 0.03);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn gradients_reach_the_weights_of_query_key_norm() -> anyhow::Result<()> {
     let norm = QueryKeyNorm { eps: 1e-6, unit_offset: true };

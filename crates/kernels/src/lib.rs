@@ -1,5 +1,6 @@
 //! CPU kernels of the transformer block. The functions read slices and return a `Vec`;
-//! [`rotate_f32`] and [`rotate_bf16`] change their argument in place. The crate has no tensor type.
+//! [`transform_heads_f32`] and [`transform_heads_bf16`] change their argument in place. The crate
+//! has no tensor type.
 //!
 //! - Matrix products with packed weights and fused activations, in f32, bf16 and int8.
 //! - Attention, embedding lookup, LayerNorm and RMSNorm, mean pooling and cosine similarity.
@@ -31,7 +32,7 @@
 //! | module | items | computes |
 //! |---|---|---|
 //! | `peak` | [`peak`](peak()) | the peak arithmetic rate, for benchmarks |
-//! | `rotary` | [`rotate_f32`], [`rotate_bf16`] | rotary position embedding, in place |
+//! | `heads` | [`transform_heads_f32`], [`transform_heads_bf16`] | RMSNorm of each head and rotary position embedding, in place |
 //! | `attention` | [`attention_f32`], [`attention_bf16`] | `softmax(q·kᵀ · scale + bias) · v`, block by block |
 //! | `gemm` | [`PackedLinear`], [`linear`](linear()), [`chain_f32`], [`chain_bf16`] | `activation(x·Wᵀ + b)`, one or several in sequence |
 //! | `gemm` | [`pooled_linear`] | `pool(x·Wᵀ + b)` over the rows of each sequence |
@@ -56,13 +57,13 @@ mod compute_type;
 mod cosine;
 mod embed;
 mod gemm;
+mod heads;
 mod isa;
 mod math;
 mod norm;
 mod parallel;
 mod peak;
 mod pool;
-mod rotary;
 mod simd;
 #[cfg(test)]
 mod testing;
@@ -83,10 +84,10 @@ pub use gemm::{
     LinearMap, MAX_INT8_INPUT, PackedArrays, PackedLinear, RowPooling, Rows, chain_bf16, chain_f32,
     linear, pooled_linear,
 };
+pub use heads::{HeadNorms, Rotation, transform_heads_bf16, transform_heads_f32};
 pub use isa::{Isa, IsaError};
 pub use norm::{RowNorm, add, add_norm, add_norm_residual};
 pub use parallel::{max_threads, serially};
 pub use peak::peak;
 pub use pool::mean_pool;
-pub use rotary::{rotate_bf16, rotate_f32};
 pub use widen::f32_from_f16;

@@ -110,7 +110,7 @@ pub use cross_attention::CrossAttention;
 pub use disentangled::{DisentangledPositions, log_relative_position};
 pub use dropout::Dropout;
 pub use error::{Error, Result};
-pub use head_norms::QueryKeyNorm;
+pub use head_norms::{HeadNorms, QueryKeyNorm};
 pub use init::Init;
 pub use kv_cache::{KvCache, Memory};
 pub use mask::{AttentionMask, LoweredMask};

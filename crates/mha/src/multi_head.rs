@@ -9,9 +9,9 @@ use candle_core::Tensor;
 use ops::{Linear, Loaded, Weights};
 
 use crate::{
-    AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadWeights,
-    LoweredMask, Memory, QueryKeyTransform, Result,
-    head_norms::HeadNorms,
+    AttentionConfig, AttentionMask, AttentionOptions, DisentangledPositions, Error, HeadNorms,
+    HeadWeights, LoweredMask, Memory, QueryKeyTransform, Result,
+    head_norms::queries_and_keys,
     sdpa::{self, Scoring},
     shape::{check_qkv, expect_dims, expect_rank, shape_error},
 };
@@ -327,18 +327,10 @@ impl MultiHeadAttention {
         let (h, g) = (self.config.num_attention_heads, self.config.num_key_value_heads);
         let heads = split(&qkv, self.config.head_dim())?; // (B, H+2G, T, D)
         let v = heads.narrow(1, h + g, g)?;
-        let split = || Ok::<_, Error>((heads.narrow(1, 0, h)?, heads.narrow(1, h, g)?));
-        let (q, k) = match (self.norms()?, transform) {
-            (None, None) => split()?,
-            (None, Some(transform)) => transform.query_and_key(&heads.narrow(1, 0, h + g)?, h)?,
-            (Some(norms), transform) => {
-                let (q, k) = split()?;
-                let (q, k) = (norms.query(&q)?, norms.key(&k)?);
-                match transform {
-                    None => (q, k),
-                    Some(transform) => (transform.query(&q)?, transform.key(&k)?),
-                }
-            }
+        let (queries_keys, norms) = (heads.narrow(1, 0, h + g)?, self.norms()?);
+        let (q, k) = match transform {
+            None => queries_and_keys(&queries_keys, h, norms)?,
+            Some(transform) => transform.query_and_key(&queries_keys, h, norms)?,
         };
         Ok(Some((q, Memory { k, v })))
     }

@@ -5,7 +5,10 @@ use std::fmt::Debug;
 
 use candle_core::Tensor;
 
-use crate::{DisentangledPositions, Dropout, HeadWeights, Result, shape::shape_error};
+use crate::{
+    DisentangledPositions, Dropout, HeadNorms, HeadWeights, Result, head_norms::queries_and_keys,
+    shape::shape_error,
+};
 
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
 /// embedding does.
@@ -68,18 +71,23 @@ pub trait QueryKeyTransform: Debug {
     /// The errors of the implementation.
     fn key(&self, k: &Tensor) -> Result<Tensor>;
 
-    /// Transforms queries and keys that were projected to one tensor, in self-attention. The default
-    /// calls [`Self::query`] and [`Self::key`].
+    /// Transforms queries and keys that were projected to one tensor, in self-attention. If the module
+    /// normalises queries and keys, applies `norms` before the transformation: an implementation can
+    /// compute both in one pass. The default calls [`Self::query`] and [`Self::key`].
     ///
     /// # Shapes
     /// `heads`: `(B, H + G, T, D)`, the H = `h` heads of queries, then the G heads of keys; returns
     /// the queries and the keys. Nothing else reads `heads`, so an implementation may overwrite it.
     /// # Errors
     /// The errors of the implementation.
-    fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
-        check_heads(heads, h)?;
-        let keys = heads.narrow(1, h, heads.dim(1)? - h)?;
-        Ok((self.query(&heads.narrow(1, 0, h)?)?, self.key(&keys)?))
+    fn query_and_key(
+        &self,
+        heads: &Tensor,
+        h: usize,
+        norms: Option<&HeadNorms>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (q, k) = queries_and_keys(heads, h, norms)?;
+        Ok((self.query(&q)?, self.key(&k)?))
     }
 }
 

@@ -7,7 +7,8 @@ use candle_nn::rotary_emb::rope;
 use ops::{rotate_in_place, table_fits};
 
 use crate::{
-    AttentionMask, Error, QueryKeyTransform, Result, RotaryScaling,
+    AttentionMask, Error, HeadNorms, QueryKeyTransform, Result, RotaryScaling,
+    head_norms::queries_and_keys,
     options::check_heads,
     shape::{expect_rank, shape_error},
 };
@@ -267,16 +268,24 @@ impl QueryKeyTransform for RotaryAt {
         self.rotate(k)
     }
 
-    fn query_and_key(&self, heads: &Tensor, h: usize) -> Result<(Tensor, Tensor)> {
+    fn query_and_key(
+        &self,
+        heads: &Tensor,
+        h: usize,
+        norms: Option<&HeadNorms>,
+    ) -> Result<(Tensor, Tensor)> {
         check_heads(heads, h)?;
+        let kernel_norms = norms.map(|norms| norms.kernel(h));
         // An empty tensor can have strides of 0, which candle refuses for in-place operations.
         let is_empty = heads.elem_count() == 0;
-        let rotated = if is_empty || rotate_in_place(heads, &self.cos, &self.sin)? {
-            heads.clone()
-        } else {
-            self.rotate(heads)?
-        };
-        Ok((rotated.narrow(1, 0, h)?, rotated.narrow(1, h, heads.dim(1)? - h)?))
+        if is_empty || rotate_in_place(heads, kernel_norms, &self.cos, &self.sin)? {
+            return queries_and_keys(heads, h, None);
+        }
+        if norms.is_none() {
+            return queries_and_keys(&self.rotate(heads)?, h, None);
+        }
+        let (q, k) = queries_and_keys(heads, h, norms)?;
+        Ok((self.rotate(&q)?, self.rotate(&k)?))
     }
 }
 
@@ -293,7 +302,7 @@ mod tests {
         for dtype in [DType::F32, DType::BF16] {
             let x = Tensor::zeros((2, 3, 0, 6), dtype, &Cpu)?;
             assert_eq!(rotary.query(&x)?.dims(), [2, 3, 0, 6]);
-            assert_eq!(rotary.query_and_key(&x, 2)?.0.dims(), [2, 2, 0, 6]);
+            assert_eq!(rotary.query_and_key(&x, 2, None)?.0.dims(), [2, 2, 0, 6]);
         }
         Ok(())
     }
@@ -303,7 +312,7 @@ mod tests {
         let at = Rotary::new(1e4, 4, 100, &Cpu)?.at(&[0, 1, 2, 3, 4, 5])?;
         let view = Tensor::arange(0f32, 20., &Cpu)?.reshape((1, 2, 10))?;
         let view = view.unfold(2, 4, 1)?.narrow(2, 0, 6)?; // (1, 2, 6, 4), strides (20, 10, 1, 1)
-        let (q, k) = at.query_and_key(&view, 1)?;
+        let (q, k) = at.query_and_key(&view, 1, None)?;
         let values = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
         assert_eq!(values(&Tensor::cat(&[q, k], 1)?)?, values(&at.query(&view.contiguous()?)?)?);
         Ok(())
@@ -324,7 +333,8 @@ mod tests {
             assert!(matches!(at.query(&x), Err(Error::Shape { .. })), "tracked, {t} {d}");
             let x = x.as_detached_tensor();
             assert!(matches!(at.query(&x), Err(Error::Shape { .. })), "{t} {d}");
-            assert!(matches!(at.query_and_key(&x, 1), Err(Error::Shape { .. })), "{t} {d}");
+            let both = at.query_and_key(&x, 1, None);
+            assert!(matches!(both, Err(Error::Shape { .. })), "{t} {d}");
         }
         Ok(())
     }
@@ -433,16 +443,16 @@ mod tests {
     fn heads_of_another_rank_are_errors_and_broadcast_heads_are_rotated() -> Result<()> {
         let rotation = Rotary::new(10_000., 4, 9, &Cpu)?.at(&[0, 1])?;
         let x = Tensor::new(&[1f32, 2., 3., 4.], &Cpu)?;
-        let error = rotation.query_and_key(&x.broadcast_as((3, 2, 4))?, 1).unwrap_err();
+        let error = rotation.query_and_key(&x.broadcast_as((3, 2, 4))?, 1, None).unwrap_err();
         assert_eq!(
             error.to_string(),
             "heads has the wrong shape: expected (B, H + G, T, D) with H = 1, got [3, 2, 4]"
         );
         let heads = x.broadcast_as((1, 2, 2, 4))?;
-        let (query, key) = rotation.query_and_key(&heads, 1)?;
+        let (query, key) = rotation.query_and_key(&heads, 1, None)?;
         assert!(max_difference(&query, &rotation.query(&heads.narrow(1, 0, 1)?)?)? < 1e-6);
         assert!(max_difference(&key, &query)? < 1e-6);
-        assert!(rotation.query_and_key(&heads, 3).is_err());
+        assert!(rotation.query_and_key(&heads, 3, None).is_err());
         let error = rotation.query(&Tensor::zeros((3, 2, 4), DType::F32, &Cpu)?).unwrap_err();
         assert_eq!(
             error.to_string(),

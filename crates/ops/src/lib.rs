@@ -1,15 +1,16 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. [`attention()`], [`rotate_in_place`] and [`mean_pool`] compute nothing if no kernel
-//! supports the tensors; the caller then uses candle's operations. The kernels compute no
-//! gradients, so candle's operations are used for inputs that autograd tracks.
+//! operations. [`attention()`], [`rotate_in_place`], [`normalise_heads_in_place`] and [`mean_pool`]
+//! compute nothing if no kernel supports the tensors; the caller then uses candle's operations. The
+//! kernels compute no gradients, so candle's operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
 //! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; D = 32 or 64; ragged sequences, causal, window, bias by distance |
-//! | [`rotate_in_place`] | rotary position embedding | f32, bf16 | f32, f16, bf16; B = 1 |
+//! | [`rotate_in_place`] | rotary position embedding, with or without [`RmsNorm`] of each head before it | f32, bf16 | without norm: f32, f16, bf16; B = 1 |
+//! | [`normalise_heads_in_place`] | [`RmsNorm`] of each head | f32, bf16 | – |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
 //! | [`RmsNorm`] | `x/√(mean(x²) + ε)·weight`, or `·(1 + weight)`, for x or x + y | f32 | – |
 //! | [`add()`] | `x + y` | f32 | – |
@@ -36,12 +37,12 @@ mod cuda;
 mod cuda_graph;
 mod embed;
 mod error;
+mod heads;
 mod layer_norm;
 mod linear;
 mod max_sim;
 mod pool;
 mod rms_norm;
-mod rotary;
 mod row_norm;
 mod weights;
 mod widen;
@@ -54,6 +55,7 @@ pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, keep_freed_memory};
 pub use embed::{Table, embed};
 pub use error::{Error, NotLoaded, Result};
+pub use heads::{HeadNorms, normalise_heads_in_place, rotate_in_place, table_fits};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use max_sim::{MaxSim, VectorSlice};
@@ -62,6 +64,5 @@ pub use mha_kernels::{
 };
 pub use pool::{l2_normalize, mean_pool};
 pub use rms_norm::RmsNorm;
-pub use rotary::{rotate_in_place, table_fits};
 pub use weights::{Loaded, PackedArray, WeightSource, Weights, loaded};
 pub use widen::{f32_from_bf16, f32_from_f16, widen};

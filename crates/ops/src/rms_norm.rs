@@ -128,6 +128,12 @@ impl RmsNorm {
         Ok((sum, normalised))
     }
 
+    /// The factors `(E,)` of the normalised values and ε, for a CPU kernel; `None` if the kernel does
+    /// not support them.
+    pub(crate) fn cpu_parameters(&self) -> Option<(&[f32], f32)> {
+        self.kernel.as_ref().map(|kernel| (&*kernel.factor, kernel.eps))
+    }
+
     /// The parameters for the CPU kernel; `None` if the kernel does not support them or `inputs`, if
     /// the shapes do not fit, or if [`Isa::kernels_enabled`] is false. The computation by candle
     /// returns an error for shapes that do not fit.
