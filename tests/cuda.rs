@@ -2,7 +2,7 @@
 //! the CPU with PyTorch. Without a working GPU the tests print a message and pass, unless
 //! `MHA_EXPECT_GPU` is set.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -11,8 +11,11 @@ use encoder::{
     EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig, Precision,
     RaggedBatch,
 };
-use mha::{AttentionMask, ComputeType, Init, scaled_dot_product_attention as attend};
-use ops::Linear;
+use mha::{
+    AttentionConfig, AttentionMask, AttentionOptions, ComputeType, Init, QueryKeyNorm, Rotary,
+    SelfAttention, scaled_dot_product_attention as attend,
+};
+use ops::{Linear, RmsNorm};
 
 use crate::{
     golden_architectures::{Architecture, architectures},
@@ -321,6 +324,77 @@ fn attention_of_ragged_sequences_matches_the_cpu() -> Result {
                 let got = run(rounded.to_device(&gpu)?)?;
                 let what = format!("{tokens} tokens, heads of {d}, {name}");
                 assert_same(&what, dtype, &got, &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of 8,192 elements need several groups of elements per thread.
+#[test]
+fn rms_norms_match_the_cpu() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    for width in [64, 1026, 8192] {
+        let [x, y] = [(); 2].map(|()| Tensor::randn(0f32, 1., (3, 5, width), &Cpu).unwrap());
+        let weight = Tensor::randn(0f32, 0.5, width, &Cpu)?;
+        for unit_offset in [false, true] {
+            let run = |dtype, device: &Device| -> Result<Tensor> {
+                let on_device = |x: &Tensor| x.to_dtype(dtype)?.to_device(device);
+                let tensors = [("weight".to_string(), on_device(&weight)?)].into();
+                let vb = VarBuilder::from_tensors(tensors, dtype, device);
+                let norm = RmsNorm::new(width, 1e-6, unit_offset, vb)?;
+                let (x, y) = (on_device(&x)?, on_device(&y)?);
+                let (sum, normalised) = norm.forward_residual(&x, &y)?;
+                let alone = norm.forward_sum(&x, &Tensor::zeros_like(&y)?)?;
+                Ok(Tensor::stack(&[alone, norm.forward_sum(&x, &y)?, sum, normalised], 0)?)
+            };
+            let expected = run(DType::F32, &Cpu)?;
+            for dtype in DTYPES {
+                let what = format!("RMS norm of {width}, unit offset {unit_offset}");
+                assert_same(&what, dtype, &run(dtype, &gpu)?, &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The norm of queries and keys in the kernel of the rotation, and without a rotation; of ragged
+/// sequences, and of a batch that the kernel does not support.
+#[test]
+fn normalised_queries_and_keys_match_the_cpu() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let norm = QueryKeyNorm { eps: 1e-6, unit_offset: true };
+    let config = AttentionConfig::new(128, 4).with_key_value_heads(2).with_scale(0.1);
+    let config = config.with_query_key_norm(norm);
+    let vars = VarMap::new();
+    SelfAttention::new(&config, Init::Xavier.var_builder(&vars, 1, DType::F32, &Cpu))?;
+    let vars = vars.data().lock().unwrap();
+    let weights = vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor()));
+    let mut tensors = weights.collect::<HashMap<_, _>>();
+    for name in ["query_norm.weight", "key_norm.weight"] {
+        tensors.insert(name.to_string(), Tensor::randn(0f32, 0.3, 32, &Cpu)?);
+    }
+    let ragged = AttentionMask::none().with_sequences(&[0, 3, 70])?;
+    for (b, mask) in [(1, ragged), (2, AttentionMask::none())] {
+        let x = Tensor::randn(0f32, 1., (b, 70, 128), &Cpu)?;
+        for rotates in [true, false] {
+            let run = |dtype, device: &Device| -> Result<Tensor> {
+                let on_device = |x: &Tensor| x.to_dtype(dtype)?.to_device(device);
+                let tensors = tensors.iter().map(|(name, x)| Ok((name.clone(), on_device(x)?)));
+                let tensors = tensors.collect::<candle_core::Result<_>>()?;
+                let vb = VarBuilder::from_tensors(tensors, dtype, device);
+                let attention = SelfAttention::new(&config, vb)?;
+                let rotation = Rotary::new(100.0, 32, 70, device)?.of_mask(&mask, b, 70)?;
+                let options = match rotates {
+                    true => AttentionOptions::new().with_transform(&rotation),
+                    false => AttentionOptions::new(),
+                };
+                Ok(attention.forward_with(&on_device(&x)?, &mask, options)?.0)
+            };
+            let expected = run(DType::F32, &Cpu)?;
+            for dtype in DTYPES {
+                let what = format!("normalised heads, B = {b}, rotation {rotates}");
+                assert_same(&what, dtype, &run(dtype, &gpu)?, &expected)?;
             }
         }
     }

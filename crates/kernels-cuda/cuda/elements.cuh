@@ -135,5 +135,17 @@ template <int LANES> __device__ inline float max_of(float x) {
     return x;
 }
 
+// Sum over the threads of a block, whose number must be a multiple of 32. A kernel can call it once:
+// a second call could overwrite the sums before all threads have read them.
+__device__ inline float sum_of_block(float x) {
+    __shared__ float of_warps[32];
+    x = sum_of<32>(x);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (unsigned warp = 0; warp < blockDim.x / 32; warp++) sum += of_warps[warp];
+    return sum;
+}
+
 // Defines a kernel for each element type.
 #define FOR_ALL(define) define(f32, float) define(f16, f16) define(bf16, bf16)

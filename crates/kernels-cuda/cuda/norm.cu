@@ -1,10 +1,10 @@
 // LayerNorm(x + y) and LayerNorm(word + token type + position): (x − mean) / √(var + ε) · w + b.
 // The variance is the mean square of the centred values. One warp per row; the row is read once and
-// kept in registers. The template parameter N is the number of elements per load: 8 if the row
+// kept in registers. RMSNorm(x + y): x / √(mean(x²) + ε) · w. The template parameter N is the number of elements per load: 8 if the row
 // length is a multiple of 8 and the addresses are multiples of 16 bytes, otherwise 2.
 #include "elements.cuh"
 
-// Maximum length of a row, as in src/lib.rs. The length of every row must be even.
+// Maximum length of a row for LayerNorm, as in src/lib.rs. The length of every row must be even.
 const int MAX_ROW = 1024;
 
 // The elements of a row that a thread keeps: groups of N, every 32nd group of the row.
@@ -113,11 +113,56 @@ __device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_
         embed_layer_norm_row<2>(word, type, position, weight, bias, to, e, eps);
 }
 
+// One block per row of any even length. The row is read twice, the second time from a cache. y may
+// be null.
+template <int N, typename T>
+__device__ void add_rms_norm_row(const T *x, const T *y, const float *weight, T *out, int e,
+                                 float eps) {
+    const auto load_sum = [&](float(&z)[N], int column) {
+        load(z, x + column);
+        if (!y) return;
+        float other[N];
+        load(other, y + column);
+        for (int i = 0; i < N; i++) z[i] += other[i];
+    };
+    const int first = N * threadIdx.x, step = N * blockDim.x;
+    float square = 0;
+    for (int column = first; column < e; column += step) {
+        float z[N];
+        load_sum(z, column);
+        for (int i = 0; i < N; i++) square += z[i] * z[i];
+    }
+    const float scale = 1 / sqrtf(sum_of_block(square) / e + eps);
+    for (int column = first; column < e; column += step) {
+        float z[N], w[N];
+        load_sum(z, column);
+        load(w, weight + column);
+        for (int i = 0; i < N; i++) z[i] *= scale * w[i];
+        store(out + column, z);
+    }
+}
+
+// y may be null. The block size must be a multiple of 32.
+template <typename T>
+__device__ void add_rms_norm(const T *x, const T *y, const float *weight, T *out, int e,
+                             float eps) {
+    const size_t at = (size_t)blockIdx.x * e;
+    const T *y_row = y ? y + at : nullptr;
+    if (fit_groups_of_8(e, x, y, weight, out))
+        add_rms_norm_row<8>(x + at, y_row, weight, out + at, e, eps);
+    else
+        add_rms_norm_row<2>(x + at, y_row, weight, out + at, e, eps);
+}
+
 #define KERNELS(name, T)                                                                           \
     extern "C" __global__ void add_layer_norm_##name(const T *x, const T *y, const T *weight,      \
                                                      const T *bias, T *out, int rows, int e,       \
                                                      float eps) {                                  \
         add_layer_norm(x, y, weight, bias, out, rows, e, eps);                                     \
+    }                                                                                              \
+    extern "C" __global__ void add_rms_norm_##name(const T *x, const T *y, const float *weight,    \
+                                                   T *out, int e, float eps) {                     \
+        add_rms_norm(x, y, weight, out, e, eps);                                                   \
     }                                                                                              \
     extern "C" __global__ void embed_layer_norm_##name(                                            \
         const uint32_t *word_ids, const uint32_t *type_ids, const uint32_t *position_ids,          \

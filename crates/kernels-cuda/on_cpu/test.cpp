@@ -224,6 +224,38 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, au
     }
 }
 
+// Rows of 20 and of 2,050 elements, and those that start at element 2, are not loaded in groups of
+// eight. Rows of 8,192 elements need several groups per thread.
+template <typename T> void rms_norm(const char *dtype, double tolerance, auto kernel) {
+    for (auto [e, start] : {std::pair{20, 0}, {384, 0}, {384, 2}, {2050, 0}, {8192, 0}}) {
+        const int rows = 3;
+        const auto x = random_vector<T>(start + rows * e), y = random_vector<T>(start + rows * e);
+        const auto weight = random_vector<float>(e);
+        for (bool with_y : {false, true}) {
+            std::vector<T> out(rows * e);
+            launch({rows, 1, 1}, 128, [&] {
+                kernel(x.data() + start, with_y ? y.data() + start : nullptr, weight.data(),
+                       out.data(), e, 0.1f);
+            });
+            std::vector<double> expected(rows * e);
+            for (int row = 0; row < rows; row++) {
+                const auto at = [&](int i) {
+                    const int j = start + row * e + i;
+                    return widened(x[j]) + (with_y ? widened(y[j]) : 0);
+                };
+                double square = 0;
+                for (int i = 0; i < e; i++) square += at(i) * at(i) / e;
+                for (int i = 0; i < e; i++)
+                    expected[row * e + i] = at(i) / std::sqrt(square + 0.1f) * weight[i];
+            }
+            char name[64];
+            snprintf(name, sizeof name, "rms norm %s %d from %d%s", dtype, e, start,
+                     with_y ? " of a sum" : "");
+            check(name, out, expected, tolerance);
+        }
+    }
+}
+
 // l2_normalize: a row of zeros stays zero, and a row with a NaN becomes NaN.
 void normalize_rows() {
     for (int e : {1, 24, 384}) {
@@ -275,6 +307,43 @@ template <typename T> void rotary(const char *dtype, double tolerance, auto kern
     }
 }
 
+// Normalises three of four heads of a matrix of tokens, two of queries and one of keys, with and
+// without a rotation. Heads of 160 values need two groups per thread.
+template <typename T> void heads(const char *dtype, double tolerance, auto kernel) {
+    for (auto [d, start] : {std::pair{64, 0}, {24, 0}, {32, 2}, {160, 0}}) {
+        const int tokens = 7, half = d / 2, width = 4 * d;
+        const auto x = random_vector<T>(start + tokens * width);
+        const auto cos = random_vector<float>(tokens * half), sin = random_vector<float>(tokens * half);
+        const auto query = random_vector<float>(d), key = random_vector<float>(d);
+        for (bool rotates : {false, true}) {
+            auto y = x;
+            launch({6, 1, 1}, 128, [&] { // 24 warps for 21 rows
+                kernel(y.data() + start, query.data(), key.data(), rotates ? cos.data() : nullptr,
+                       rotates ? sin.data() : nullptr, d, width, 2, 3, tokens, half, 0.1f);
+            });
+            std::vector<double> expected(x.begin(), x.end());
+            for (int t = 0; t < tokens; t++)
+                for (int h = 0; h < 3; h++) {
+                    double *head = expected.data() + start + t * width + h * d;
+                    double square = 0;
+                    for (int i = 0; i < d; i++) square += head[i] * head[i] / d;
+                    for (int i = 0; i < d; i++)
+                        head[i] *= (h < 2 ? query : key)[i] / std::sqrt(square + 0.1f);
+                    for (int i = 0; i < half && rotates; i++) {
+                        const double a = head[i], b = head[half + i];
+                        const double c = cos[t * half + i], s = sin[t * half + i];
+                        head[i] = a * c - b * s;
+                        head[half + i] = b * c + a * s;
+                    }
+                }
+            char name[64];
+            snprintf(name, sizeof name, "heads %s %d from %d%s", dtype, d, start,
+                     rotates ? ", rotated" : "");
+            check(name, y, expected, tolerance);
+        }
+    }
+}
+
 int main() {
 #define ATTENTION(name, T, D, Q, tolerance)                                                        \
     attention<T, D>("attention " #name " " #D " " #Q, tolerance, attention_##name##_##D##_##Q,      \
@@ -295,9 +364,15 @@ int main() {
                                   epilogue_f16, mean_pool_f16);
     norm_embed_pool_epilogue<bf16>("bf16", 5e-2, add_layer_norm_bf16, embed_layer_norm_bf16,
                                    epilogue_bf16, mean_pool_bf16);
+    rms_norm<float>("f32", 8e-6, add_rms_norm_f32);
+    rms_norm<f16>("f16", 8e-3, add_rms_norm_f16);
+    rms_norm<bf16>("bf16", 6e-2, add_rms_norm_bf16);
     normalize_rows();
     rotary<float>("f32", 2e-6, rotate_f32);
     rotary<f16>("f16", 8e-3, rotate_f16);
     rotary<bf16>("bf16", 6e-2, rotate_bf16);
+    heads<float>("f32", 8e-6, normalise_heads_f32);
+    heads<f16>("f16", 1.6e-2, normalise_heads_f16);
+    heads<bf16>("bf16", 1.3e-1, normalise_heads_bf16);
     return failed;
 }

@@ -421,6 +421,65 @@ fn add_layer_norm_typed<T: Element>(
     Ok(T::wrap_cuda_slice(out, device))
 }
 
+/// `RMSNorm(x + y)`, or `RMSNorm(x)` without `y`: `x / √(mean(x²) + ε) · weight`.
+///
+/// # Shapes
+/// `x`, `y`: `(.., E)`, contiguous, with an E that [`supports_even_rows`] accepts; `weight`: `(E,)`,
+/// f32
+/// # Errors
+/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
+pub fn add_rms_norm(
+    x: TensorView,
+    y: Option<TensorView>,
+    weight: TensorView,
+    eps: f32,
+) -> Result<CudaStorage> {
+    by_dtype!(x.0.dtype(), add_rms_norm_typed(x, y, weight, eps))
+}
+
+fn add_rms_norm_typed<T: Element>(
+    x: TensorView,
+    y: Option<TensorView>,
+    weight: TensorView,
+    eps: f32,
+) -> Result<CudaStorage> {
+    let device = x.0.device.clone();
+    let (n, e) = (x.1.shape().elem_count(), weight.1.shape().elem_count());
+    let other = y.map_or(n, |(_, layout)| layout.shape().elem_count());
+    let is_supported = supports_even_rows(x.0.dtype(), e);
+    if !is_supported || x.1.dims().last() != Some(&e) || other != n {
+        bail!(
+            "RMS norm: expected f32, f16 or bf16 rows of an even length, a weight of this length, \
+             and y with as many elements as x; got {:?}, x {:?}, y {:?}, weight {:?}",
+            x.0.dtype(),
+            x.1.dims(),
+            y.map(|(_, layout)| layout.dims()),
+            weight.1.dims()
+        );
+    }
+    let (x, y) = (pairs::<T>(x)?, y.map(pairs::<T>).transpose()?);
+    let weight = pairs::<f32>(weight)?;
+    // SAFETY: the kernel writes every row.
+    let out = unsafe { device.alloc::<T>(n)? };
+    if n > 0 {
+        let name = format!("add_rms_norm_{}", T::NAME);
+        let kernel = device.get_or_load_custom_func(&name, NORM.0, NORM.1)?;
+        let mut builder = kernel.builder();
+        builder.arg(&x);
+        let none = 0u64;
+        match &y {
+            Some(y) => builder.arg(y),
+            None => builder.arg(&none),
+        };
+        builder.arg(&weight).arg(&out);
+        builder_arg!(builder, e as i32, eps);
+        // SAFETY: the arguments have the order and types of the kernel's parameters. As checked
+        // above, x, y and out have n / e rows of e elements, and the weight has e elements.
+        unsafe { builder.launch(grid(n / e, 1, THREADS)) }.w()?;
+    }
+    Ok(T::wrap_cuda_slice(out, device))
+}
+
 /// `LayerNorm(words[i] + types[j] + positions[k])` for each token's three ids.
 ///
 /// # Shapes
@@ -558,7 +617,7 @@ fn epilogue_typed<T: Element>(
     Ok(())
 }
 
-/// Whether [`rotate`] supports heads `(1, H, N, D)` of this dtype and layout: f32, f16 or bf16; D
+/// Whether [`rotate`] and [`normalise_heads`] support heads `(1, H, N, D)` of this dtype and layout: f32, f16 or bf16; D
 /// is a multiple of 4 with stride 1, and every row starts at an even offset.
 pub fn supports_rotary(dtype: DType, layout: &Layout) -> bool {
     let (&[b, _, _, d], &[_, head_stride, token_stride, stride]) = (layout.dims(), layout.stride())
@@ -624,6 +683,88 @@ fn rotate_typed<T: Element>(
     // SAFETY: the arguments have the order and types of the kernel's parameters. The layout lies
     // within the storage, and cos and sin have `tokens` rows of d / 2 elements.
     unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
+    Ok(())
+}
+
+/// The RMS normalisations of heads of queries and keys.
+#[derive(Clone, Copy)]
+pub struct HeadNorms<'a> {
+    /// The number of heads of queries, which are before the heads of keys.
+    pub query_heads: usize,
+    /// The weight of queries, `(D,)`, f32.
+    pub query: TensorView<'a>,
+    /// The weight of keys, `(D,)`, f32.
+    pub key: TensorView<'a>,
+    /// ε, which is added to the mean square.
+    pub eps: f32,
+}
+
+/// Normalises heads in place, `x / √(mean(x²) + ε) · weight`, and rotates them as [`rotate`] does if
+/// cosines and sines are given.
+///
+/// # Shapes
+/// `x`: `(1, H, N, D)`, with a layout that [`supports_rotary`] accepts and without overlaps;
+/// `tables`: N · D/2 cosines and sines, f32, contiguous
+/// # Errors
+/// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
+pub fn normalise_heads(
+    x: &mut CudaStorage,
+    layout: &Layout,
+    norms: HeadNorms,
+    tables: Option<[TensorView; 2]>,
+) -> Result<()> {
+    by_dtype!(x.dtype(), normalise_heads_typed(x, layout, norms, tables))
+}
+
+fn normalise_heads_typed<T: Element>(
+    x: &mut CudaStorage,
+    layout: &Layout,
+    norms: HeadNorms,
+    tables: Option<[TensorView; 2]>,
+) -> Result<()> {
+    let device = x.device.clone();
+    let HeadNorms { query_heads, query, key, eps } = norms;
+    let weights = [query, key].map(|(_, layout)| layout.shape().elem_count());
+    if !supports_rotary(x.dtype(), layout) || weights != [layout.dims()[3]; 2] {
+        bail!(
+            "norm of heads: expected f32, f16 or bf16 (1, H, N, D) with a D that is a multiple of 4 \
+             and rows at even offsets, and weights of D elements; got {:?} {layout:?} and \
+             {weights:?}",
+            x.dtype()
+        );
+    }
+    let [_, heads, tokens, d] = [0, 1, 2, 3].map(|axis| layout.dims()[axis]);
+    let sizes = tables.map(|tables| tables.map(|(_, layout)| layout.shape().elem_count()));
+    let angles = tokens * d / 2;
+    if sizes.is_some_and(|sizes| sizes != [angles, angles]) {
+        bail!("norm of heads: expected {angles} cosines and sines, got {sizes:?}");
+    }
+    let (head_stride, token_stride) = (layout.stride()[1] as i64, layout.stride()[2] as i64);
+    let (query, key) = (pairs::<f32>(query)?, pairs::<f32>(key)?);
+    let tables = match tables {
+        None => None,
+        Some([cos, sin]) => Some((pairs::<f32>(cos)?, pairs::<f32>(sin)?)),
+    };
+    let count = heads * tokens;
+    if count == 0 {
+        return Ok(());
+    }
+    let name = format!("normalise_heads_{}", T::NAME);
+    let kernel = device.get_or_load_custom_func(&name, ROTARY.0, ROTARY.1)?;
+    let mut x = x.as_cuda_slice_mut::<T>()?.slice_mut(layout.start_offset()..);
+    let mut builder = kernel.builder();
+    builder.arg(&mut x).arg(&query).arg(&key);
+    let none = 0u64;
+    match &tables {
+        Some((cos, sin)) => builder.arg(cos).arg(sin),
+        None => builder.arg(&none).arg(&none),
+    };
+    builder_arg!(builder, head_stride, token_stride, query_heads as u32);
+    builder_arg!(builder, heads as u32, tokens as u32, (d / 2) as u32, eps);
+    // SAFETY: the arguments have the order and types of the kernel's parameters. The layout lies
+    // within the storage, the weights have d elements, and cos and sin have `tokens` rows of d / 2
+    // elements. There is one warp for each row.
+    unsafe { builder.launch(rows(count)) }.w()?;
     Ok(())
 }
 

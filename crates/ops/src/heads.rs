@@ -35,11 +35,21 @@ impl<'a> HeadNorms<'a> {
         let query_heads = self.query_heads;
         fits.then_some(mha_kernels::HeadNorms { query_heads, query, key, eps: query_eps })
     }
+
+    /// The weights of queries and keys in f32 on a GPU and ε, for the CUDA kernel and heads of width
+    /// `d`; `None` if the kernel does not support them.
+    #[cfg(feature = "cuda")]
+    fn for_cuda(&self, d: usize) -> Option<([&'a Tensor; 2], f32)> {
+        let ((query, query_eps), (key, key_eps)) =
+            (self.query.cuda_parameters()?, self.key.cuda_parameters()?);
+        let fits = query_eps == key_eps && query.elem_count() == d && key.elem_count() == d;
+        fits.then_some(([query, key], query_eps))
+    }
 }
 
-/// Normalises the heads of `x` in place with a CPU kernel; see [`transform_heads_f32`]. Returns
-/// false, and leaves `x` unchanged, if the kernel does not support the tensors, or if
-/// [`Isa::kernels_enabled`] is false.
+/// Normalises the heads of `x` in place with a CPU or CUDA kernel; see [`transform_heads_f32`].
+/// Returns false, and leaves `x` unchanged, if no kernel supports the tensors, or if
+/// [`Isa::kernels_enabled`] is false and the tensors are on the CPU. The CUDA kernel supports B = 1.
 ///
 /// The kernel overwrites the storage of `x`: no other tensor may read these elements later.
 ///
@@ -78,9 +88,9 @@ pub fn normalise_heads_in_place(x: &Tensor, norms: HeadNorms) -> Result<bool> {
 }
 
 /// Normalises the heads of `x` in place if `norms` is given, and rotates them, in one pass of a CPU
-/// kernel or, without `norms`, of a CUDA kernel; see [`transform_heads_f32`]. Returns false, and
-/// leaves `x` unchanged, if no kernel supports the tensors, or if [`Isa::kernels_enabled`] is false
-/// and the tensors are on the CPU. The CUDA kernel supports B = 1.
+/// or CUDA kernel; see [`transform_heads_f32`]. Returns false, and leaves `x` unchanged, if no kernel
+/// supports the tensors, or if [`Isa::kernels_enabled`] is false and the tensors are on the CPU. The
+/// CUDA kernel supports B = 1.
 ///
 /// The kernel overwrites the storage of `x`: no other tensor may read these elements later.
 ///
@@ -129,7 +139,9 @@ impl Transform<'_> {
         let has_cuda_kernel = cuda::are_on_same_gpu(&[&[x], tables].concat())
             && cuda_kernels::supports_rotary(x.dtype(), x.layout())
             && tables.iter().all(|table| table.dtype() == DType::F32)
-            && self.norms.is_none();
+            && self.norms.is_none_or(|norms| {
+                norms.for_cuda(d).is_some_and(|([q, k], _)| cuda::are_on_same_gpu(&[x, q, k]))
+            });
         #[cfg(not(feature = "cuda"))]
         let has_cuda_kernel = false;
         // Values that share memory, as in a broadcast tensor, cannot be changed in place.
@@ -161,6 +173,30 @@ impl Transform<'_> {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl Transform<'_> {
+    fn on_cuda(
+        &self,
+        x: &mut candle_core::CudaStorage,
+        layout: &Layout,
+        tables: Option<[cuda_kernels::TensorView; 2]>,
+    ) -> candle_core::Result<()> {
+        let d = layout.dims()[3];
+        match (self.norms.map(|norms| (norms.query_heads, norms.for_cuda(d))), tables) {
+            (None, Some([cos, sin])) => cuda_kernels::rotate(x, layout, cos, sin),
+            (Some((query_heads, Some(([query, key], eps)))), tables) => {
+                cuda::with_storage(query, |query| {
+                    cuda::with_storage(key, |key| {
+                        let norms = cuda_kernels::HeadNorms { query_heads, query, key, eps };
+                        cuda_kernels::normalise_heads(x, layout, norms, tables)
+                    })
+                })
+            }
+            _ => candle_core::bail!("norm of heads: expected weights for a CUDA kernel"),
+        }
+    }
+}
+
 impl InplaceOp1 for Transform<'_> {
     fn name(&self) -> &'static str {
         "norm of heads"
@@ -168,6 +204,15 @@ impl InplaceOp1 for Transform<'_> {
 
     fn cpu_fwd(&self, x: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
         self.on_cpu(x, layout, None)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &mut candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<()> {
+        self.on_cuda(x, layout, None)
     }
 }
 
@@ -200,7 +245,7 @@ impl InplaceOp3 for Transform<'_> {
         sin: &candle_core::CudaStorage,
         sin_layout: &Layout,
     ) -> candle_core::Result<()> {
-        cuda_kernels::rotate(x, layout, (cos, cos_layout), (sin, sin_layout))
+        self.on_cuda(x, layout, Some([(cos, cos_layout), (sin, sin_layout)]))
     }
 }
 

@@ -9,10 +9,10 @@
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
 //! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; D = 32 or 64; ragged sequences, causal, window, bias by distance |
-//! | [`rotate_in_place`] | rotary position embedding, with or without [`RmsNorm`] of each head before it | f32, bf16 | without norm: f32, f16, bf16; B = 1 |
-//! | [`normalise_heads_in_place`] | [`RmsNorm`] of each head | f32, bf16 | – |
+//! | [`rotate_in_place`] | rotary position embedding, with or without [`RmsNorm`] of each head before it | f32, bf16 | f32, f16, bf16; B = 1 |
+//! | [`normalise_heads_in_place`] | [`RmsNorm`] of each head | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
-//! | [`RmsNorm`] | `x/√(mean(x²) + ε)·weight`, or `·(1 + weight)`, for x or x + y | f32 | – |
+//! | [`RmsNorm`] | `x/√(mean(x²) + ε)·weight`, or `·(1 + weight)`, for x or x + y | f32 | f32, f16, bf16 |
 //! | [`add()`] | `x + y` | f32 | – |
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |

@@ -6,7 +6,11 @@ use std::sync::Arc;
 use candle_core::{D, Module, Tensor};
 use candle_nn::Init;
 use mha_kernels::{Isa, RowNorm};
+#[cfg(feature = "cuda")]
+use mha_kernels_cuda as cuda_kernels;
 
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::{
     Error, Result, Weights, add, cpu,
     row_norm::{self, fits},
@@ -49,6 +53,10 @@ pub struct RmsNorm {
     /// The parameters for the CPU kernel; `None` if [`cpu::prefers_kernel`] is false, for example
     /// because the weight is trained.
     kernel: Option<CpuRmsNorm>,
+    /// The factor of the normalised values in f32 on a GPU, for the CUDA kernels; `None` for a weight
+    /// that is trained.
+    #[cfg(feature = "cuda")]
+    factor_on_gpu: Option<Tensor>,
 }
 
 impl RmsNorm {
@@ -77,7 +85,20 @@ impl RmsNorm {
         } else {
             None
         };
-        Ok(Self { weight, eps, unit_offset, kernel })
+        #[cfg(feature = "cuda")]
+        let factor_on_gpu = if cuda::are_on_same_gpu(&[&weight]) {
+            Some(factor(&weight.to_dtype(candle_core::DType::F32)?, unit_offset)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            weight,
+            eps,
+            unit_offset,
+            kernel,
+            #[cfg(feature = "cuda")]
+            factor_on_gpu,
+        })
     }
 
     /// The weight `(E,)` as it was loaded: without the 1 of a unit offset.
@@ -92,6 +113,13 @@ impl RmsNorm {
     /// # Errors
     /// [`Error::Candle`] if the shapes, dtypes or devices differ, or if the last dimension is not E.
     pub fn forward_sum(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if let Some(factor) = self.cuda_factor(&[x, y]) {
+            let (x, y) = (cuda::contiguous_pairs(x)?, cuda::contiguous_pairs(y)?);
+            let sum =
+                cuda::apply2("add and RMS norm", [&x, &y], |x, y| self.on_cuda(x, Some(y), factor));
+            return Ok(sum?);
+        }
         match self.cpu_kernel(&[x, y]) {
             Some(kernel) => Ok(row_norm::add_norm(kernel.isa, x, Some(y), kernel.norm())?),
             None => Ok(self.forward(&(x + y)?)?),
@@ -142,6 +170,37 @@ impl RmsNorm {
         self.kernel.as_ref().filter(|_| is_supported)
     }
 
+    /// The factor and ε for a CUDA kernel of heads.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_parameters(&self) -> Option<(&Tensor, f32)> {
+        self.factor_on_gpu.as_ref().map(|factor| (factor, self.eps as f32))
+    }
+
+    /// The factor for the CUDA kernel; `None` if the kernel does not support it or `inputs`, or if the
+    /// shapes do not fit.
+    #[cfg(feature = "cuda")]
+    fn cuda_factor(&self, inputs: &[&Tensor]) -> Option<&Tensor> {
+        let factor = self.factor_on_gpu.as_ref()?;
+        let is_supported = cuda::supports(inputs)
+            && cuda::are_on_same_gpu(&[inputs[0], factor])
+            && fits(factor, inputs)
+            && cuda_kernels::supports_even_rows(inputs[0].dtype(), factor.elem_count());
+        is_supported.then_some(factor)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn on_cuda(
+        &self,
+        x: cuda_kernels::TensorView,
+        y: Option<cuda_kernels::TensorView>,
+        factor: &Tensor,
+    ) -> candle_core::Result<(candle_core::CudaStorage, candle_core::Shape)> {
+        let out = cuda::with_storage(factor, |factor| {
+            cuda_kernels::add_rms_norm(x, y, factor, self.eps as f32)
+        });
+        Ok((out?, x.1.shape().clone()))
+    }
+
     fn by_candle(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         // candle would broadcast a width of 1, and panic for integers.
         if x.dims().last() != self.weight.dims().first() || !x.dtype().is_float() {
@@ -162,6 +221,11 @@ impl RmsNorm {
 
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if let Some(factor) = self.cuda_factor(&[x]) {
+            let x = cuda::contiguous_pairs(x)?;
+            return cuda::apply1("RMS norm", &x, |x| self.on_cuda(x, None, factor));
+        }
         match self.cpu_kernel(&[x]) {
             Some(kernel) => row_norm::add_norm(kernel.isa, x, None, kernel.norm()),
             None => self.by_candle(x),
