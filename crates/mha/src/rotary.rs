@@ -55,8 +55,8 @@ impl Rotary {
     /// The rotation for heads of width `d`, for the positions below `positions`.
     ///
     /// # Errors
-    /// [`Error::Value`] if `theta` is not positive and finite; [`Error::Zero`] if `d` is 0;
-    /// [`Error::OddHeadDim`] if `d` is odd; [`Error::TooLarge`] for more than 2²⁴ positions, since
+    /// [`Error::Value`] if `theta` is not positive and finite, or not above 1 for the scaling `Yarn`;
+    /// [`Error::Zero`] if `d` is 0; [`Error::OddHeadDim`] if `d` is odd; [`Error::TooLarge`] for more than 2²⁴ positions, since
     /// f32 does not represent every larger position; [`Error::Candle`] if a tensor cannot be
     /// created.
     pub fn new(theta: f64, d: usize, positions: usize, device: &Device) -> Result<Self> {
@@ -78,6 +78,10 @@ impl Rotary {
             return Err(Error::Value { field: "theta", expected: "a positive number", got: theta });
         }
         scaling.check()?;
+        if matches!(scaling, RotaryScaling::Yarn { .. }) && theta <= 1.0 {
+            let expected = "a number above 1, for the scaling Yarn";
+            return Err(Error::Value { field: "theta", expected, got: theta });
+        }
         if d == 0 {
             return Err(Error::Zero { field: "d, the width of a head" });
         }
@@ -90,7 +94,11 @@ impl Rotary {
         }
         // Length 1: `DynamicNtk` has the same frequencies for every length up to its `trained`, and
         // the other scalings ignore the length.
-        let (cos, sin) = tables(scaling.frequencies(theta, d, 1), positions, device)?;
+        let (mut cos, mut sin) = tables(scaling.frequencies(theta, d, 1), positions, device)?;
+        let factor = scaling.attention_factor();
+        if factor != 1.0 {
+            (cos, sin) = ((cos * factor)?, (sin * factor)?);
+        }
         Ok(Self { theta, scaling, d, positions, cos, sin })
     }
 
@@ -184,6 +192,15 @@ impl Rotary {
         let rows = positions.iter().max().map_or(0, |&last| last as usize + 1);
         let (cos, sin) = tables(frequencies, rows, self.cos.device())?;
         Ok(Self { cos, sin, ..*self })
+    }
+
+    /// The maximum length of a sequence whose frequencies do not depend on its length; `None` if
+    /// those of no sequence do.
+    pub fn trained(&self) -> Option<usize> {
+        match self.scaling {
+            RotaryScaling::DynamicNtk { trained, .. } => Some(trained),
+            _ => None,
+        }
     }
 
     fn check(&self, positions: &[u32]) -> Result<()> {

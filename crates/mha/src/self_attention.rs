@@ -6,8 +6,8 @@ use candle_core::Tensor;
 use ops::Weights;
 
 use crate::{
-    AttentionConfig, AttentionMask, AttentionOptions, Error, LoweredMask, MultiHeadAttention,
-    Result,
+    AttentionConfig, AttentionMask, AttentionOptions, Error, KvCache, LoweredMask,
+    MultiHeadAttention, Result,
 };
 
 /// [`MultiHeadAttention`] whose queries, keys and values come from the same hidden states.
@@ -95,6 +95,58 @@ impl SelfAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         self.0.forward_lowered(x, x, x, mask, options).map_err(Error::with_query_named_x)
+    }
+
+    /// [`Self::forward_lowered`] for tokens that follow those in `cache`: each attends to the tokens
+    /// in the cache and to the new ones, as the mask allows. The keys and values of the new tokens
+    /// are appended to the cache, after the transformation of the options.
+    ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`, the new tokens; the mask is for scores `(B, H, T, S)`, where S is T and the
+    /// number of tokens in the cache; returns `(B, T, E)` and the weights that the options select
+    /// # Errors
+    /// The errors of [`Self::forward_lowered`] and [`CausalSelfAttention::step`]. An error leaves the
+    /// cache unchanged.
+    ///
+    /// [`CausalSelfAttention::step`]: crate::CausalSelfAttention::step
+    ///
+    /// # Examples
+    /// The last of three tokens, in one pass and after a step of two tokens:
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    /// use mha::{AttentionConfig, AttentionMask, AttentionOptions, KvCache, SelfAttention};
+    ///
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+    /// let attention = SelfAttention::new(&AttentionConfig::new(12, 3), vb)?;
+    /// let x = Tensor::randn(0f32, 1., (1, 3, 12), &Cpu)?;
+    /// let expected = attention.forward(&x, &AttentionMask::causal(0))?.narrow(1, 2, 1)?;
+    ///
+    /// let mut cache = KvCache::new(3);
+    /// let mut step = |start: usize, t: usize| -> mha::Result<Tensor> {
+    ///     let mask = AttentionMask::causal(start).lower([1, 3, t, start + t], DType::F32, &Cpu)?;
+    ///     let x = x.narrow(1, start, t)?;
+    ///     Ok(attention.step_lowered(&x, &mask, &mut cache, AttentionOptions::new())?.0)
+    /// };
+    /// step(0, 2)?;
+    /// let is_close = (step(2, 1)? - expected)?.abs()?.lt(1e-5)?; // 0 for NaN
+    /// assert_eq!(is_close.min_all()?.to_scalar::<u8>()?, 1);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn step_lowered(
+        &self,
+        x: &Tensor,
+        mask: &LoweredMask,
+        cache: &mut KvCache,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        cache.check_sequences(x)?;
+        let projected = self.0.project(x, x, x, options.transform);
+        let (q, new) = projected.map_err(Error::with_query_named_x)?;
+        let memory = cache.extended(new)?;
+        let output = self.0.attend(&q, &memory, mask, options)?;
+        cache.advance(memory);
+        Ok(output)
     }
 }
 
