@@ -25,13 +25,15 @@ pub enum EmbeddingTable<'a> {
     F32(&'a [f32]),
     /// The bits of f16 values.
     F16(&'a [u16]),
+    /// The bits of bf16 values.
+    Bf16(&'a [u16]),
 }
 
 impl EmbeddingTable<'_> {
     fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
-            Self::F16(values) => values.len(),
+            Self::F16(values) | Self::Bf16(values) => values.len(),
         }
     }
 
@@ -41,16 +43,20 @@ impl EmbeddingTable<'_> {
     /// The CPU supports the instructions of `V`; the values are within the table.
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, start: usize, n: usize) -> V {
+        let mut padded = [0; MAX_LANES];
+        let mut of_vector = |values: &[u16]| {
+            if n == V::LANES {
+                return values[start..].as_ptr();
+            }
+            padded[..n].copy_from_slice(&values[start..start + n]);
+            padded.as_ptr()
+        };
         // SAFETY: upheld by the caller; `padded` has room for the widest vector.
         unsafe {
             match self {
                 Self::F32(values) => V::load_partial(values.as_ptr().add(start), n),
-                Self::F16(values) if n == V::LANES => V::load_f16(values.as_ptr().add(start)),
-                Self::F16(values) => {
-                    let mut padded = [0; MAX_LANES];
-                    padded[..n].copy_from_slice(&values[start..start + n]);
-                    V::load_f16(padded.as_ptr())
-                }
+                Self::F16(values) => V::load_f16(of_vector(values)),
+                Self::Bf16(values) => V::load_bf16(of_vector(values)),
             }
         }
     }
@@ -188,6 +194,27 @@ mod tests {
             let same = |(x, y): (&f32, &f32)| x == y || x.is_nan() && y.is_nan();
             assert!(half.iter().zip(&wide).all(same), "{}", isa.name());
             assert!(half.iter().filter(|x| x.is_finite()).count() > bits.len() / 10 * 9);
+        }
+    }
+
+    #[test]
+    fn every_bf16_is_widened_exactly() {
+        let every = (0..=u16::MAX).step_by(scaled(1, 64)).cycle();
+        let bits: Vec<u16> = every.take(19 * scaled(3450, 54)).collect();
+        let wide: Vec<f32> =
+            bits.iter().map(|&bits| f32::from_bits(u32::from(bits) << 16)).collect();
+        let ids: Vec<u32> = (0..bits.len() as u32 / 19).collect();
+        for isa in Isa::available() {
+            let embed = |table| {
+                let words = Lookup { table, ids: &ids };
+                let zeros =
+                    Lookup { table: EmbeddingTable::F32(&[0.0; 19]), ids: &vec![0; ids.len()] };
+                embed_layer_norm(isa, [words, zeros, zeros], &[1.0; 19], &[0.0; 19], 1.0).unwrap()
+            };
+            let (half, wide) =
+                (embed(EmbeddingTable::Bf16(&bits)), embed(EmbeddingTable::F32(&wide)));
+            let same = |(x, y): (&f32, &f32)| x == y || x.is_nan() && y.is_nan();
+            assert!(half.iter().zip(&wide).all(same), "{}", isa.name());
         }
     }
 

@@ -7,7 +7,11 @@ use std::{
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Module, Shape, Storage, Tensor};
 use candle_nn::Init;
-use half::{f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
+use half::{
+    bf16, f16,
+    slice::HalfFloatSliceExt,
+    vec::{HalfBitsVecExt, HalfFloatVecExt},
+};
 use mha_kernels::{EmbeddingTable, IdOutOfRange, Lookup, SharedBytes, embed_layer_norm};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
@@ -19,6 +23,11 @@ use crate::{
     PackedArray, Result, Weights, cpu,
     layer_norm::{CpuLayerNorm, LayerNorm},
 };
+
+/// The names under which a table is stored: one for f32 and f16, which differ in size, and one for
+/// bf16.
+const TABLE: &str = "table";
+const BF16_TABLE: &str = "table_bf16";
 
 /// An embedding table, `(rows, E)`.
 ///
@@ -39,7 +48,7 @@ pub struct Table(Kind);
 #[derive(Clone, Debug)]
 enum Kind {
     Tensor(Tensor),
-    /// Values in f32 or f16 in shared memory, such as a mapped file.
+    /// Values in f32, f16 or bf16 in shared memory, such as a mapped file.
     Shared {
         bytes: SharedBytes,
         shape: [usize; 2],
@@ -57,8 +66,8 @@ impl Table {
     /// Loads `weight` from `weights`.
     ///
     /// If [`mha_kernels::Isa::kernels_enabled`] is true, an f32 table on a CPU that autograd does
-    /// not track is stored as f16 if that is lossless, as for a checkpoint in f16. This halves the
-    /// memory of the table and does not change the result of [`embed`].
+    /// not track is stored as f16 or bf16 if that is lossless, as for a checkpoint in one of these
+    /// types. This halves the memory of the table and does not change the result of [`embed`].
     ///
     /// # Errors
     /// [`crate::Error::Candle`] if `weights` lack the tensor or have it in another shape;
@@ -66,7 +75,10 @@ impl Table {
     pub fn load<'a>(rows: usize, width: usize, weights: impl Into<Weights<'a>>) -> Result<Self> {
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
         weights.into().module(
-            |array| Self::shared(array("table")?, [rows, width]),
+            |array| {
+                let table = array(TABLE).and_then(|bytes| Self::shared(bytes, [rows, width]));
+                table.or_else(|| Self::shared_bf16(array(BF16_TABLE)?, [rows, width]))
+            },
             |weights| compact(weights.get_with_hints((rows, width), "weight", init)??),
             Self::arrays,
         )
@@ -81,15 +93,24 @@ impl Table {
         Some(Self(Kind::Shared { bytes, shape, dtype }))
     }
 
-    /// The table as an array to store, if it is a contiguous f32 or f16 tensor on the CPU that has
-    /// elements and is not tracked by autograd.
+    /// A table of bf16 values in shared memory; `None` if the number of bytes is another.
+    fn shared_bf16(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
+        let dtype = DType::BF16;
+        let fits = shape[0] * shape[1] * dtype.size_in_bytes() == bytes.as_slice().len();
+        fits.then_some(Self(Kind::Shared { bytes, shape, dtype }))
+    }
+
+    /// The table as an array to store, if it is a contiguous f32, f16 or bf16 tensor on the CPU that
+    /// has elements and is not tracked by autograd.
     fn arrays(&self) -> Vec<(&'static str, Arc<dyn PackedArray>)> {
         match &self.0 {
-            Kind::Tensor(table)
-                if table.elem_count() > 0
-                    && [Some(DType::F32), Some(DType::F16)].contains(&self.kernel_dtype()) =>
-            {
-                vec![("table", Arc::new(StoredTable(table.clone())))]
+            Kind::Tensor(table) if table.elem_count() > 0 => {
+                let name = match self.kernel_dtype() {
+                    Some(DType::F32 | DType::F16) => TABLE,
+                    Some(DType::BF16) => BF16_TABLE,
+                    _ => return vec![],
+                };
+                vec![(name, Arc::new(StoredTable(table.clone())))]
             }
             _ => vec![],
         }
@@ -164,7 +185,7 @@ impl Table {
     }
 }
 
-/// A contiguous f32 or f16 table on the CPU.
+/// A contiguous f32, f16 or bf16 table on the CPU.
 #[derive(Debug)]
 struct StoredTable(Tensor);
 
@@ -176,7 +197,9 @@ impl PackedArray for StoredTable {
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         let (storage, layout) = self.0.storage_and_layout();
         out.write_all(match read(&storage, layout).map_err(io::Error::other)? {
-            EmbeddingTable::F16(values) => bytemuck::cast_slice(values),
+            EmbeddingTable::F16(values) | EmbeddingTable::Bf16(values) => {
+                bytemuck::cast_slice(values)
+            }
             EmbeddingTable::F32(values) => bytemuck::cast_slice(values),
         })
     }
@@ -255,8 +278,8 @@ fn by_kernel(
         return Ok(Some(on_cuda(ids, [a, b, c], norm)?));
     }
     let dtypes = tables.map(Table::kernel_dtype);
-    let are_readable =
-        dtypes.iter().all(|dtype| [Some(DType::F32), Some(DType::F16)].contains(dtype));
+    let is_readable = |dtype: &_| matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16));
+    let are_readable = dtypes.iter().all(is_readable);
     if !are_readable || !dtypes.contains(&Some(DType::F32)) || dtype != DType::F32 {
         return Ok(None);
     }
@@ -266,27 +289,39 @@ fn by_kernel(
     Ok(Some(a?.apply_op3_no_bwd(&b?, &c?, &op)?))
 }
 
-/// Converts a contiguous table to f16 if [`cpu::prefers_kernel`] is true for it and the conversion
-/// is lossless; otherwise returns the table unchanged.
+/// Converts a contiguous table to f16 or bf16 if [`cpu::prefers_kernel`] is true for it and the
+/// conversion is lossless; otherwise returns the table unchanged.
 fn compact(table: Tensor) -> Result<Table> {
     if !cpu::prefers_kernel(&[&table]) || !table.is_contiguous() {
         return Ok(table.into());
     }
-    let halves = cpu::with_slice(&table, |values| {
-        let mut halves: Vec<f16> = mha_kernels::zeros(values.len()).reinterpret_into();
-        let is_exact = |(halves, values): (&mut [f16], &[f32])| {
-            halves.convert_from_f32_slice(values);
-            let mut widened = vec![0.0; values.len()];
-            halves.convert_to_f32_slice(&mut widened);
-            widened.iter().zip(values).fold(true, |exact, (a, b)| exact & (a == b))
-        };
-        let chunks = halves.par_chunks_mut(4096).zip(values.par_chunks(4096));
-        chunks.all(is_exact).then_some(halves)
-    })?;
-    match halves {
-        Some(halves) => Ok(Tensor::from_vec(halves, table.shape(), table.device())?.into()),
-        None => Ok(table.into()),
+    let (shape, device) = (table.shape(), table.device());
+    let zeros: Vec<u16> = mha_kernels::zeros(table.elem_count());
+    let mut halves: Vec<f16> = HalfBitsVecExt::reinterpret_into(zeros);
+    if cpu::with_slice(&table, |values| narrow_exactly(values, &mut halves))? {
+        return Ok(Tensor::from_vec(halves, shape, device)?.into());
     }
+    let bits = HalfFloatVecExt::reinterpret_into(halves);
+    let mut halves: Vec<bf16> = HalfBitsVecExt::reinterpret_into(bits);
+    if cpu::with_slice(&table, |values| narrow_exactly(values, &mut halves))? {
+        return Ok(Tensor::from_vec(halves, shape, device)?.into());
+    }
+    Ok(table.into())
+}
+
+/// Converts `values` to a 16-bit type. Returns false if that changes a value.
+fn narrow_exactly<T: Send>(values: &[f32], halves: &mut [T]) -> bool
+where
+    [T]: HalfFloatSliceExt,
+{
+    let is_exact = |(halves, values): (&mut [T], &[f32])| {
+        halves.convert_from_f32_slice(values);
+        let mut widened = vec![0.0; values.len()];
+        halves.convert_to_f32_slice(&mut widened);
+        widened.iter().zip(values).fold(true, |exact, (a, b)| exact & (a == b))
+    };
+    let chunks = halves.par_chunks_mut(4096).zip(values.par_chunks(4096));
+    chunks.all(is_exact)
 }
 
 struct CpuEmbed {
@@ -331,6 +366,7 @@ impl CustomOp3 for CpuEmbed {
             let table = match values {
                 Values::Tensor(storage, layout) => read(storage, layout)?,
                 Values::Shared(bytes, DType::F16) => EmbeddingTable::F16(bytes.as_u16()),
+                Values::Shared(bytes, DType::BF16) => EmbeddingTable::Bf16(bytes.as_u16()),
                 Values::Shared(bytes, _) => EmbeddingTable::F32(bytes.as_f32()),
             };
             lookups.push(Lookup { table, ids });
@@ -348,6 +384,9 @@ fn read<'a>(storage: &'a Storage, layout: &Layout) -> candle_core::Result<Embedd
     Ok(match storage {
         Storage::Cpu(storage @ CpuStorage::F16(_)) => {
             EmbeddingTable::F16(cpu::contiguous::<f16>(storage, layout)?.reinterpret_cast())
+        }
+        Storage::Cpu(storage @ CpuStorage::BF16(_)) => {
+            EmbeddingTable::Bf16(cpu::contiguous::<bf16>(storage, layout)?.reinterpret_cast())
         }
         Storage::Cpu(storage) => EmbeddingTable::F32(cpu::contiguous(storage, layout)?),
         _ => candle_core::bail!("an embedding table is not on the CPU"),
