@@ -60,6 +60,8 @@ oracle:
 golden:
     python3 tests/golden/generate.py
     python3 tests/golden/architectures.py
+    python3 tests/golden/decoders.py
+    python3 tests/golden/decoder_texts.py
 
 # The weights of the default model (weights/requirements.txt)
 weights:
