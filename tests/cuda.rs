@@ -7,7 +7,7 @@ use std::{collections::HashMap, fmt};
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{
-    BertConfig, BertDecoder, Embedder, EncoderDecoder, EncoderForMaskedLm,
+    BertConfig, CausalLm, Embedder, EncoderDecoder, EncoderForMaskedLm,
     EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig, Precision,
     RaggedBatch,
 };
@@ -477,7 +477,7 @@ fn decoders_match_the_cpu() -> Result {
     let ids = Tensor::new(&[[3u32, 4, 5, 6]], &Cpu)?;
     let run = |precision, device: &Device| -> Result<[Tensor; 2]> {
         let ids = ids.to_device(device)?;
-        let (decoder, _) = BertDecoder::from_dir(golden("bert_lm"), &options(precision, device))?;
+        let (decoder, _) = CausalLm::from_dir(golden("bert_lm"), &options(precision, device))?;
         let (both, _) = EncoderDecoder::from_dir(golden("bert2bert"), &options(precision, device))?;
         let alone = decoder.forward(&ids, None, None)?;
         Ok([alone, both.forward(&ids, None, &ids)?])

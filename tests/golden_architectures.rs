@@ -499,7 +499,7 @@ fn unsupported_settings_are_refused_by_name() {
             "rotary_scaling_factor 2",
             "null together with rope_parameters",
         ),
-        ("nomic_bert/masked_lm", "rope_parameters", rope("yarn"), "rope_type yarn", "default, "),
+        ("nomic_bert/masked_lm", "rope_parameters", rope("longrope"), "rope_type longrope", "default, "),
         ("nomic_bert/masked_lm", "rope_parameters", json!({"type": "ntk"}), "factor null", "a n"),
         ("gte/encoder", "logn_attention_scale", json!(true), "logn_attention_scale true", "false"),
         ("gte/encoder", "layer_norm_type", json!("rms_norm"), "layer_norm_type \"rms", "\"layer"),
@@ -577,7 +577,7 @@ fn rotary_positions_need_heads_of_even_width_and_small_tables() {
 fn keys_that_a_published_config_lacks_have_the_defaults_of_its_code() -> Result {
     use serde_json::json;
     let thetas = |config: &ModelConfig| match &config.encoder.positions {
-        Positions::Rotary { theta, .. } => theta.clone(),
+        Positions::Rotary(layers) => layers.iter().map(|layer| layer.theta).collect::<Vec<_>>(),
         positions => panic!("{positions:?}"),
     };
     let absent = ["rotary_emb_base", "layer_norm_epsilon"].map(|key| (key, json!(null)));
@@ -644,8 +644,8 @@ fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
     let encoder = |model: &str, more: &[_]| -> Result<_> {
         let mut config = config_with(model, more)?.encoder;
         config.num_hidden_layers = 1;
-        if let Positions::Rotary { theta, .. } = &mut config.positions {
-            theta.truncate(1);
+        if let Positions::Rotary(layers) = &mut config.positions {
+            layers.truncate(1);
         }
         Ok(config)
     };
@@ -662,7 +662,7 @@ fn both_forms_of_a_config_describe_the_same_encoder() -> Result {
     // NTK scaling has another form in transformers, with the same frequencies.
     let [older, current] = ["gte/encoder", "gte/masked_lm"].map(|model| encoder(model, &[]));
     let frequencies = |config: encoder::EncoderConfig| match config.positions {
-        Positions::Rotary { theta, scaling } => scaling.frequencies(theta[0], 10, 1),
+        Positions::Rotary(layers) => layers[0].scaling.frequencies(layers[0].theta, 10, 1),
         positions => panic!("{positions:?}"),
     };
     for (older, current) in frequencies(older?).into_iter().zip(frequencies(current?)) {

@@ -7,7 +7,7 @@ use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{Inspection, ModelConfig, ModelFiles, PoolingMode};
 use serde_json::{Value, json};
 
-use crate::golden_architectures;
+use crate::{golden_architectures, golden_decoders};
 
 /// Tensor names and shapes.
 type Tensors = Vec<(String, Vec<usize>)>;
@@ -196,7 +196,8 @@ fn architectures() -> BTreeSet<String> {
         let sizes = json!({
             "model_type": model_type, "position_embedding_type": positions, "vocab_size": 30,
             "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3,
-            "intermediate_size": 20, "hidden_dim": 20, "max_position_embeddings": 15
+            "intermediate_size": 20, "hidden_dim": 20, "max_position_embeddings": 15,
+            "sliding_window": 4
         });
         ModelConfig::from_json(sizes.to_string().as_bytes(), "config.json")
     };
@@ -222,6 +223,7 @@ fn every_architecture_has_golden_and_published_models() -> anyhow::Result<()> {
         "EncoderForSequenceClassification",
         "EncoderForTokenClassification",
         "EncoderForQuestionAnswering",
+        "CausalLm",
     ];
     let document = include_str!("../docs/checkpoints.md");
     let (_, section) = document.split_once("\n## Published models\n").unwrap();
@@ -244,10 +246,11 @@ fn every_architecture_has_golden_and_published_models() -> anyhow::Result<()> {
         assert!(mode.parse::<PoolingMode>().is_ok() || pooling == "–", "{line}");
         assert!(is_embedder || !has_prompts, "{line}");
     }
-    assert_eq!(models.len(), 43);
+    assert_eq!(models.len(), 60);
     assert_eq!(named, architectures());
 
     let golden = golden_architectures::architectures()?.into_iter().map(|golden| golden.name);
+    let golden = golden.chain(golden_decoders::decoders()?.into_iter().map(|d| d.architecture));
     assert_eq!(golden.chain(["BERT".to_string()]).collect::<BTreeSet<_>>(), architectures());
     Ok(())
 }

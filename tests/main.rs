@@ -13,6 +13,7 @@ mod golden_architectures;
 mod golden_attention;
 mod golden_bge_m3;
 mod golden_decoder;
+mod golden_decoders;
 mod golden_heads;
 mod golden_multi_vector;
 mod golden_sentence;

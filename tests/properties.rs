@@ -942,7 +942,7 @@ fn modules_can_be_shared_between_threads() {
     shared::<AttentionMask>();
     shared::<KvCache>();
     shared::<encoder::EncoderModel>();
-    shared::<encoder::BertDecoder>();
+    shared::<encoder::CausalLm>();
     shared::<encoder::EncoderDecoder>();
     shared::<encoder::Embedder>();
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
-    BertDecoder, EmbedOptions, Embedder, EncoderDecoder, GenerateConfig, Inspection, LoadOptions,
+    CausalLm, EmbedOptions, Embedder, EncoderDecoder, GenerateConfig, Inspection, LoadOptions,
     MaskFiller, ModelFiles, Pooling, PoolingMode, Prompt, TextClassifier,
 };
 use serde_json::{Value, json};
@@ -160,7 +160,7 @@ fn decoder() -> Probe {
     Probe {
         files: folder("bert_lm"),
         run: |files| {
-            let (model, _) = BertDecoder::from_files(files, &LoadOptions::default())?;
+            let (model, _) = CausalLm::from_files(files, &LoadOptions::default())?;
             let ids = Tensor::new(&[[7u32, 5, 9, 3]], &Cpu)?;
             let (logits, _) = model.forward_with_attentions(&ids, None, None)?;
             Ok(format!("{:?}", logits.flatten_all()?.to_vec1::<f32>()?))

@@ -182,11 +182,11 @@ const ROWS: [Row; 13] = [
         lm_head: ["decoder", "decoder"],
         lm_spellings: &[],
         refused: &[
-            ("model_type", "\"modernbert-decoder\""),
-            ("rope_parameters", r#"{"full_attention": {"rope_type": "yarn", "factor": 4}}"#),
+            ("model_type", "\"modernvbert\""),
+            ("rope_parameters", r#"{"full_attention": {"rope_type": "longrope", "factor": 4}}"#),
             ("rope_parameters", r#"{"rope_type": "default", "rope_theta": 10000}"#),
             ("global_attn_every_n_layers", "0"),
-            ("rope_parameters", r#"{"sliding_attention": {"rope_type": "linear", "factor": 4}}"#),
+            ("rope_parameters", r#"{"sliding_attention": {"rope_type": "longrope", "factor": 4}}"#),
             ("rope_scaling", r#"{"rope_type": "linear", "factor": 4}"#),
             ("layer_types", r#"["full_attention", "chunked_attention"]"#),
             ("layer_types", r#"["full_attention", "sliding_attention"]"#),
@@ -258,13 +258,13 @@ const ROWS: [Row; 13] = [
             c.rename_tensors(|name| name.replace("gte.", "new."));
         })],
         refused: &[
-            ("model_type", "\"qwen2\""), // gte-Qwen2
+            ("model_type", "\"qwen2_vl\""), // gme-Qwen2-VL
             ("logn_attention_scale", "true"),
             ("layer_norm_type", "\"rms_norm\""),
             ("position_embedding_type", "\"absolute\""),
             ("pack_qkv", "false"),
             ("rope_scaling", r#"{"type": "ntk", "factor": 8, "mixed_b": 0.75}"#),
-            ("rope_scaling", r#"{"type": "yarn", "factor": 8}"#),
+            ("rope_scaling", r#"{"type": "longrope", "factor": 8}"#),
         ],
     },
     Row {
@@ -290,7 +290,7 @@ const ROWS: [Row; 13] = [
             c.translate(GTE_NAMES, GTE_FUSED, false);
             c.rename_tensors(|name| name.replace("new.", "gte."));
         })],
-        refused: &[("rope_parameters", r#"{"rope_type": "llama3", "factor": 8}"#)],
+        refused: &[("rope_parameters", r#"{"rope_type": "longrope", "factor": 8}"#)],
     },
     Row {
         folder: "jina_bert",

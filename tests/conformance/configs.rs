@@ -1,7 +1,7 @@
 //! Settings in `config.json`, and other configuration files.
 
 use candle_core::{Device::Cpu, Tensor};
-use encoder::{BertConfig, BertDecoder, EncoderDecoder, EncoderModel, Labels, LoadOptions};
+use encoder::{BertConfig, CausalLm, EncoderDecoder, EncoderModel, Labels, LoadOptions};
 use mha::AttentionMask;
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ fn decoder_settings(t: &mut Table) {
         ("sliding_window in a decoder", "sliding_window", json!(2)),
     ] {
         t.case_from(Checkpoint::golden("bert_lm"), case, |c| {
-            BertDecoder::from_files(&c.set_config(key, value).files(), &LoadOptions::default())?;
+            CausalLm::from_files(&c.set_config(key, value).files(), &LoadOptions::default())?;
             Ok("loaded".to_string())
         });
     }

@@ -1,7 +1,7 @@
 //! Tensor names and dtypes, load reports and inspection.
 
 use candle_core::{DType, Device::Cpu, Tensor};
-use encoder::{BertDecoder, EncoderDecoder, EncoderForMaskedLm, Inspection, LoadOptions};
+use encoder::{CausalLm, EncoderDecoder, EncoderForMaskedLm, Inspection, LoadOptions};
 use serde_json::json;
 
 use super::{CONFIG, Checkpoint, Outcome, QUERY_WEIGHT, Table};
@@ -122,8 +122,12 @@ pub(super) fn inspections(t: &mut Table) {
         inspect(c)
     });
     t.case_from(Checkpoint::golden("bert_lm"), "a decoder, loaded", |c| {
-        let (model, report) = BertDecoder::from_files(&c.files(), &LoadOptions::default())?;
-        Ok(format!("{} tensors, {} layers", report.loaded.len(), model.config().num_hidden_layers))
+        let (model, report) = CausalLm::from_files(&c.files(), &LoadOptions::default())?;
+        Ok(format!(
+            "{} tensors, {} layers",
+            report.loaded.len(),
+            model.config().encoder.num_hidden_layers
+        ))
     });
     t.case_from(Checkpoint::golden("bert2bert"), "an encoder-decoder, loaded", |c| {
         let (_, report) = EncoderDecoder::from_files(&c.files(), &LoadOptions::default())?;

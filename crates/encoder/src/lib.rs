@@ -27,7 +27,8 @@
 //! # Models
 //! - [`EncoderModel`]: steps 3 and 4, and the pooler. [`EncoderConfig`] is its config;
 //!   [`ModelConfig`] reads the `config.json` of every architecture.
-//! - [`BertDecoder`]: a stack of [`DecoderLayer`]s. [`EncoderDecoder`] combines it with an encoder.
+//! - [`CausalLm`]: a decoder with a language model head. [`EncoderDecoder`] combines it with an
+//!   encoder.
 //! - Encoders with a head: [`EncoderForMaskedLm`], [`EncoderForNextSentencePrediction`],
 //!   [`EncoderForSequenceClassification`], [`EncoderForTokenClassification`],
 //!   [`EncoderForQuestionAnswering`].
@@ -71,9 +72,10 @@ mod text;
 mod threads;
 
 pub use block::{
-    DecoderLayer, DisentangledConfig, EmbeddingsConfig, Encoder, EncoderConfig, EncoderLayer,
-    FeedForwardConfig, FeedForwardKind, InputEmbeddings, NormConfig, NormKind, NormPlacement,
-    PositionWiseFeedForward, Positions, RelativeBiasConfig,
+    DecoderAttentions, DecoderCache, DecoderMemory, DisentangledConfig, EmbeddingsConfig, Encoder,
+    EncoderConfig, EncoderLayer, FeedForwardConfig, FeedForwardKind, InputEmbeddings, NormConfig,
+    NormKind, NormPlacement, PositionWiseFeedForward, Positions, RelativeBiasConfig,
+    RotaryPositions,
 };
 pub use choice::{Choice, phrase};
 pub use error::{
@@ -87,11 +89,11 @@ pub use load::{
 };
 pub use mha;
 pub use models::{
-    AnswerScores, BertConfig, BertDecoder, DecoderAttentions, DecoderCache, DecoderMemory,
-    EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm, EncoderForNextSentencePrediction,
-    EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
-    EncoderModel, EncoderOutput, EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig,
-    RaggedBatch, SequencePooling, Strategy,
+    AnswerScores, BertConfig, CausalLm, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
+    EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
+    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, EncoderOutput,
+    EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig, RaggedBatch, SequencePooling,
+    Strategy,
 };
 pub use ops::Activation;
 pub use pipelines::*;

@@ -1,8 +1,6 @@
 //! The config of an encoder: its sizes and the variant of each part.
 
-use std::collections::BTreeSet;
-
-use mha::{AttentionConfig, ComputeType, ProjectionBias, RotaryScaling};
+use mha::{AttentionConfig, ComputeType, ProjectionBias, QueryKeyNorm, RotaryScaling};
 
 use crate::{Activation, ConfigError, Error, Result};
 
@@ -44,6 +42,19 @@ pub struct EncoderConfig {
     pub num_hidden_layers: usize,
     /// H, the number of attention heads of a layer.
     pub num_attention_heads: usize,
+    /// G, the number of key-value heads of a layer, if groups of H / G heads share keys and values.
+    /// `None`: H.
+    pub num_key_value_heads: Option<usize>,
+    /// D, the width of a head. `None`: E / H.
+    pub head_dim: Option<usize>,
+    /// The factor of the attention scores. `None`: 1/√D.
+    pub attention_scale: Option<f64>,
+    /// Whether RMSNorms with the ε of `norm` normalise the queries and the keys of each head.
+    pub query_key_norm: bool,
+    /// Whether each token attends only to itself and to the tokens before it.
+    pub causal: bool,
+    /// Whether the layers have cross-attention to a memory; `None`: if the weights have its tensors.
+    pub cross_attention: Option<bool>,
     /// F, the width inside the feed-forward network.
     pub intermediate_size: usize,
     /// Number of rows of the position embeddings. Without position embeddings, the maximum number
@@ -64,8 +75,8 @@ pub struct EncoderConfig {
     pub projection_bias: ProjectionBias,
     /// The feed-forward network.
     pub feed_forward: FeedForwardConfig,
-    /// The attention window of each layer: the largest distance between a query and a visible key.
-    /// `None` for a layer that attends to all keys. Empty if all layers attend to all keys.
+    /// The attention window of each layer: the largest distance between a query and a visible key,
+    /// in both directions unless `causal` is true. `None` for a layer without a window. Empty if all layers attend to all keys.
     pub attention_windows: Vec<Option<usize>>,
     /// Whether all layers share the same weights.
     pub shares_layers: bool,
@@ -84,6 +95,8 @@ pub struct EmbeddingsConfig {
     pub type_vocab_size: Option<usize>,
     /// Whether the sum of the embeddings is normalised.
     pub norm: bool,
+    /// A factor of the word embeddings.
+    pub scale: Option<f64>,
 }
 
 /// How an encoder represents the positions of tokens.
@@ -91,14 +104,12 @@ pub struct EmbeddingsConfig {
 /// # Examples
 /// An encoder for sequences of up to 8,192 tokens that was trained with 2,048:
 /// ```
-/// use encoder::{EncoderConfig, Positions};
+/// use encoder::{EncoderConfig, Positions, RotaryPositions};
 /// use mha::RotaryScaling;
 ///
 /// let mut config = EncoderConfig::new(100, 12, 4, 3, 24); // vocabulary, E, layers, heads, F
-/// config.positions = Positions::Rotary {
-///     theta: vec![1000.; 4],
-///     scaling: RotaryScaling::DynamicNtk { factor: 2., trained: 2048 },
-/// };
+/// let scaling = RotaryScaling::DynamicNtk { factor: 2., trained: 2048 };
+/// config.positions = Positions::Rotary(vec![RotaryPositions { theta: 1000., scaling }; 4]);
 /// config.max_position_embeddings = 8192;
 /// config.check()?;
 /// assert_eq!(config.max_tokens(), 8192);
@@ -116,16 +127,22 @@ pub enum Positions {
         /// are not counted. `None`: the position is the index of the token in its sequence.
         padding_idx: Option<u32>,
     },
-    /// Rotation of queries and keys (Su et al. 2021, <https://arxiv.org/abs/2104.09864>).
-    Rotary {
-        /// The base of the rotation frequencies of each layer.
-        theta: Vec<f64>,
-        /// How the frequencies are scaled, in all layers.
-        scaling: RotaryScaling,
-    },
+    /// Rotation of the queries and keys of each layer (Su et al. 2021,
+    /// <https://arxiv.org/abs/2104.09864>).
+    Rotary(Vec<RotaryPositions>),
     /// A bias on the attention scores, linear in the distance: [`mha::alibi()`] (Press et al. 2022,
     /// <https://arxiv.org/abs/2108.12409>).
     Alibi,
+}
+
+/// The rotary positions of a layer: [`mha::Rotary`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(clippy::exhaustive_structs)] // a struct of plain values
+pub struct RotaryPositions {
+    /// The base of the rotation frequencies.
+    pub theta: f64,
+    /// How the frequencies are scaled.
+    pub scaling: RotaryScaling,
 }
 
 /// A learned bias on the attention scores, per head and bucket of distances: [`mha::RelativeBias`].
@@ -209,8 +226,8 @@ pub struct NormConfig {
     pub eps: f64,
     /// The position of the normalisations in a layer.
     pub placement: NormPlacement,
-    /// Whether the first layer normalises the input of its attention. Ignored unless `placement` is
-    /// [`NormPlacement::Pre`].
+    /// Whether the first layer normalises the input of its attention. Ignored if `placement` is
+    /// [`NormPlacement::Post`].
     pub first_attention_norm: bool,
     /// Whether the output of the last layer is normalised.
     pub final_norm: bool,
@@ -225,9 +242,12 @@ pub enum NormKind {
         /// Whether the formula has the bias.
         bias: bool,
     },
-    /// `x / √(mean(x²) + ε) · weight` (Zhang and Sennrich 2019,
+    /// `x / √(mean(x²) + ε) · weight`, or `· (1 + weight)` (Zhang and Sennrich 2019,
     /// <https://arxiv.org/abs/1910.07467>).
-    RmsNorm,
+    RmsNorm {
+        /// Whether 1 is added to the weight, as in Gemma.
+        unit_offset: bool,
+    },
 }
 
 /// The position of the normalisations in a layer (Xiong et al. 2020,
@@ -239,6 +259,8 @@ pub enum NormPlacement {
     Post,
     /// Before the attention and before the feed-forward network: `x + f(norm(x))`.
     Pre,
+    /// Before and after the attention and the feed-forward network: `x + norm(f(norm(x)))`.
+    PreAndPost,
 }
 
 /// The feed-forward network.
@@ -297,12 +319,19 @@ impl EncoderConfig {
             hidden_size,
             num_hidden_layers,
             num_attention_heads,
+            num_key_value_heads: None,
+            head_dim: None,
+            attention_scale: None,
+            query_key_norm: false,
+            causal: false,
+            cross_attention: Some(false),
             intermediate_size,
             max_position_embeddings: 512,
             embeddings: EmbeddingsConfig {
                 embedding_size: None,
                 type_vocab_size: Some(2),
                 norm: true,
+                scale: None,
             },
             positions: Positions::Learned { padding_idx: None },
             relative_bias: None,
@@ -332,8 +361,17 @@ impl EncoderConfig {
     /// # Errors
     /// The errors of [`AttentionConfig::check`].
     pub fn attention(&self) -> Result<AttentionConfig> {
-        let sizes = AttentionConfig::new(self.hidden_size, self.num_attention_heads);
-        let config = sizes.with_bias(self.projection_bias).with_compute_type(self.compute_type);
+        let heads = self.num_attention_heads;
+        let mut config = AttentionConfig::new(self.hidden_size, heads)
+            .with_key_value_heads(self.num_key_value_heads.unwrap_or(heads))
+            .with_bias(self.projection_bias)
+            .with_compute_type(self.compute_type);
+        config.head_dim = self.head_dim;
+        config.scale = self.attention_scale;
+        config.query_key_norm = self.query_key_norm.then_some(QueryKeyNorm {
+            eps: self.norm.eps,
+            unit_offset: self.norm.kind == NormKind::RmsNorm { unit_offset: true },
+        });
         config.check()?;
         Ok(config)
     }
@@ -343,12 +381,13 @@ impl EncoderConfig {
     /// # Errors
     /// - [`mha::Error::Zero`] if a size, or `trained` in a rotary scaling, is 0
     /// - [`mha::Error::TooLarge`] if `num_hidden_layers` exceeds 1,024
-    /// - [`mha::Error::HeadsDoNotDivide`] if `hidden_size` is not a multiple of
-    ///   `num_attention_heads`
+    /// - [`mha::Error::HeadsDoNotDivide`] if `head_dim` is `None` and `hidden_size` is not a multiple
+    ///   of `num_attention_heads`; [`mha::Error::GroupsDoNotDivide`] if `num_attention_heads` is not
+    ///   a multiple of `num_key_value_heads`
     /// - [`mha::Error::OddHeadDim`] for rotary positions with an odd head width
-    /// - [`ConfigError::Value`] if `eps` is negative or not finite or a rotary `theta` is not a
-    ///   positive number; [`mha::Error::Value`] if the factor of a rotary scaling is not a positive
-    ///   number
+    /// - [`ConfigError::Value`] if `eps` is negative or not finite, a rotary `theta` is not a
+    ///   positive number, or `embeddings.scale` is not finite; [`mha::Error::Value`] if a number of a
+    ///   rotary scaling is out of range
     /// - [`ConfigError::Unsupported`]
     ///   - if `hidden_size`, `embedding_size` or `intermediate_size` exceeds 2²⁰, or `vocab_size`
     ///     exceeds 2³² − 1
@@ -357,20 +396,22 @@ impl EncoderConfig {
     ///   - for more than 2²⁴ heads times positions with ALiBi, or more than 2²⁶ rotary angles
     ///   - if the sizes in `relative_bias` or `disentangled` are not consistent, or those in
     ///     `disentangled` exceed 2²⁰
-    ///   - for rotary positions with disentangled attention
-    ///   - if the rotary `theta` does not have `num_hidden_layers` values, or if
+    ///   - for rotary positions with disentangled attention, and for `embeddings.scale` with token
+    ///     types or learned positions
+    ///   - if the rotary positions do not have `num_hidden_layers` values, or if
     ///     `attention_windows` is neither empty nor of this length
     ///
     /// # Examples
     /// ```
-    /// use encoder::{EncoderConfig, Positions};
+    /// use encoder::{EncoderConfig, Positions, RotaryPositions};
     /// use mha::RotaryScaling;
     ///
     /// let mut config = EncoderConfig::new(100, 12, 4, 3, 24); // 4 layers
-    /// config.positions = Positions::Rotary { theta: vec![1e4], scaling: RotaryScaling::None };
+    /// let (theta, scaling) = (1e4, RotaryScaling::None);
+    /// config.positions = Positions::Rotary(vec![RotaryPositions { theta, scaling }]);
     /// assert_eq!(
     ///     config.check().unwrap_err().to_string(),
-    ///     "EncoderConfig: number of theta values 1 is not supported: expected one for each layer"
+    ///     "EncoderConfig: number of rotary positions 1 is not supported: expected one for each layer"
     /// );
     /// config.positions = Positions::Alibi;
     /// config.check()?;
@@ -407,6 +448,18 @@ impl EncoderConfig {
             let (got, expected) = (self.max_position_embeddings, "more than padding_idx + 1 rows");
             return unsupported("max_position_embeddings", expected, &got.to_string());
         }
+        if let Some(scale) = self.embeddings.scale {
+            if !scale.is_finite() {
+                let (field, expected) = ("embeddings.scale", "a finite number");
+                return Err(ConfigError::Value { field, expected, got: scale }.into());
+            }
+            let has_other_tables = self.embeddings.type_vocab_size.is_some()
+                || matches!(self.positions, Positions::Learned { .. });
+            if has_other_tables {
+                let expected = "None with token types or learned positions";
+                return unsupported("embeddings.scale", expected, &scale.to_string());
+            }
+        }
         if let Some(RelativeBiasConfig { num_buckets, max_distance }) = self.relative_bias
             && (num_buckets < 4 || max_distance <= num_buckets / 4)
         {
@@ -440,7 +493,7 @@ impl EncoderConfig {
                 return unsupported("max_relative_positions", expected, &max.to_string());
             }
         }
-        self.attention()?;
+        let head_dim = self.attention()?.head_dim();
         let eps = self.norm.eps;
         if !(eps.is_finite() && eps >= 0.0) {
             let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
@@ -450,7 +503,7 @@ impl EncoderConfig {
             let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);
             return unsupported("max_position_embeddings", expected, &got.to_string());
         }
-        if self.disentangled.is_some() && matches!(self.positions, Positions::Rotary { .. }) {
+        if self.disentangled.is_some() && matches!(self.positions, Positions::Rotary(_)) {
             // The scores would depend on absolute positions, and so on the amount of padding.
             let expected = "Learned, Alibi or None, with disentangled attention";
             return unsupported("positions", expected, "Rotary");
@@ -463,28 +516,28 @@ impl EncoderConfig {
                 "num_attention_heads × max_position_embeddings of at most 2^24 with ALiBi";
             return unsupported("num_attention_heads", expected, &heads.to_string());
         }
-        if let Positions::Rotary { theta, scaling } = &self.positions {
-            if let Some(&got) = theta.iter().find(|theta| !(theta.is_finite() && **theta > 0.0)) {
-                let (field, expected) = ("rope_theta", "a positive number");
-                return Err(ConfigError::Value { field, expected, got }.into());
+        if let Positions::Rotary(rotary) = &self.positions {
+            if rotary.len() != self.num_hidden_layers {
+                let (expected, got) = ("one for each layer", rotary.len().to_string());
+                return unsupported("number of rotary positions", expected, &got);
             }
-            if theta.len() != self.num_hidden_layers {
-                let (expected, got) = ("one for each layer", theta.len().to_string());
-                return unsupported("number of theta values", expected, &got);
+            for &RotaryPositions { theta, scaling } in rotary {
+                if !(theta.is_finite() && theta > 0.0) {
+                    let (field, expected) = ("rope_theta", "a positive number");
+                    return Err(ConfigError::Value { field, expected, got: theta }.into());
+                }
+                scaling.check()?;
             }
-            scaling.check()?;
-            let head_dim = self.hidden_size / self.num_attention_heads;
             if !head_dim.is_multiple_of(2) {
                 return Err(mha::Error::OddHeadDim { got: head_dim }.into());
             }
-            let tables: BTreeSet<u64> = theta.iter().map(|theta| theta.to_bits()).collect();
+            let tables = distinct(rotary).0.len();
             let (positions, frequencies) = (self.max_position_embeddings, head_dim / 2);
-            let angles = tables.len().saturating_mul(frequencies).saturating_mul(positions);
+            let angles = tables.saturating_mul(frequencies).saturating_mul(positions);
             if angles > MAX_ANGLES {
                 let got = format!(
-                    "{angles} ({positions} positions × {frequencies} frequencies × {} different \
-                     rope_theta)",
-                    tables.len()
+                    "{angles} ({positions} positions × {frequencies} frequencies × {tables} \
+                     different rope_theta)"
                 );
                 return unsupported("number of rotary angles", "at most 2^26 angles", &got);
             }
@@ -523,7 +576,7 @@ impl EncoderConfig {
 
     /// Whether the encoder has a table of distances or of rotations.
     pub(crate) fn uses_tables(&self) -> bool {
-        matches!(self.positions, Positions::Rotary { .. } | Positions::Alibi)
+        matches!(self.positions, Positions::Rotary(_) | Positions::Alibi)
             || self.relative_bias.is_some()
             || self.disentangled.is_some()
     }
@@ -553,6 +606,20 @@ impl EncoderConfig {
     pub(crate) fn embedding_size(&self) -> usize {
         self.embeddings.embedding_size.unwrap_or(self.hidden_size)
     }
+}
+
+/// The distinct values of `all`, in the order of their first occurrence, and the index in them of
+/// each element of `all`.
+pub(super) fn distinct<T: PartialEq + Copy>(all: &[T]) -> (Vec<T>, Vec<usize>) {
+    let mut distinct = vec![];
+    let indices = all.iter().map(|x| {
+        distinct.iter().position(|known| known == x).unwrap_or_else(|| {
+            distinct.push(*x);
+            distinct.len() - 1
+        })
+    });
+    let indices = indices.collect();
+    (distinct, indices)
 }
 
 /// Checks that a config has at most 1,024 layers, more than any published model has. Each layer

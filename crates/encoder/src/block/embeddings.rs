@@ -6,7 +6,7 @@ use ops::{Linear, Loaded, NotLoaded, Table, Weights, loaded};
 use crate::{EncoderConfig, Positions, Result, block::norm::Norm};
 
 /// The sum of the word, token type and position embeddings, then a normalisation and a projection
-/// to `hidden_size`: `projection(norm(word + token_type + position))`. The config determines which
+/// to `hidden_size`: `projection(norm(scale · word + token_type + position))`. The config determines which
 /// of these parts exist. Without a projection, the width W of the tables is E.
 ///
 /// # Examples
@@ -46,6 +46,8 @@ pub struct InputEmbeddings {
     positions: Option<Loaded<Table>>, // (max_position_embeddings, W)
     norm: Option<Norm>,
     projection: Option<Linear>,
+    /// A factor of the word embeddings, for a module without other tables.
+    scale: Option<f64>,
     dtype: DType,
 }
 
@@ -86,7 +88,8 @@ impl InputEmbeddings {
         } else {
             None
         };
-        Ok(Self { words, types, positions, norm, projection, dtype: weights.dtype() })
+        let (scale, dtype) = (config.embeddings.scale, weights.dtype());
+        Ok(Self { words, types, positions, norm, projection, scale, dtype })
     }
 
     /// The word embeddings, `(vocab_size, W)`, in the dtype of the hidden states.
@@ -126,9 +129,14 @@ impl InputEmbeddings {
         let lookups = tables.collect::<std::result::Result<Vec<_>, &NotLoaded>>();
         let lookups = lookups.map_err(|tensor| ops::Error::from(tensor.clone()))?;
         let embedded = match &self.norm {
-            Some(Norm::Layer(norm)) => ops::embed(&lookups, Some(norm), self.dtype)?,
+            Some(Norm::Layer(norm)) if self.scale.is_none() => {
+                ops::embed(&lookups, Some(norm), self.dtype)?
+            }
             norm => {
-                let sum = ops::embed(&lookups, None, self.dtype)?;
+                let mut sum = ops::embed(&lookups, None, self.dtype)?;
+                if let Some(scale) = self.scale {
+                    sum = (sum * scale)?;
+                }
                 match norm {
                     Some(norm) => candle_core::Module::forward(norm, &sum)?,
                     None => sum,

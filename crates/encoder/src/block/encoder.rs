@@ -1,17 +1,23 @@
-//! The encoder: a stack of L layers, with an optional normalisation at the end.
+//! The stack of the L layers of an encoder or a decoder, with an optional normalisation at the end.
 
 use std::collections::{HashMap, hash_map::Entry};
 
 use candle_core::{Module, Tensor};
 use mha::{
-    AttentionMask, AttentionOptions, HeadWeights, LoweredMask, RelativeBias, Rotary, RotaryAt,
-    RotaryScaling,
+    AttentionMask, AttentionOptions, HeadWeights, KvCache, LoweredMask, RelativeBias, Rotary,
+    RotaryAt,
 };
 use ops::Weights;
 
 use crate::{
-    EncoderConfig, EncoderLayer, InputError, Positions, RelativeBiasConfig, Result,
-    block::{norm::Norm, relative_embeddings::RelativeEmbeddings},
+    DecoderAttentions, DecoderCache, DecoderMemory, EncoderConfig, EncoderLayer, InputError,
+    Positions, RelativeBiasConfig, Result, RotaryPositions,
+    block::{
+        config::distinct,
+        layer::{Context, LayerOutput},
+        norm::Norm,
+        relative_embeddings::RelativeEmbeddings,
+    },
 };
 
 /// A stack of [`EncoderLayer`]s. It applies no dropout.
@@ -40,6 +46,7 @@ pub struct Encoder {
     /// L layers, or a single one if all layers share weights.
     layers: Vec<EncoderLayer>,
     num_hidden_layers: usize,
+    causal: bool,
     /// The attention window of each layer.
     windows: Vec<Option<usize>>,
     final_norm: Option<Norm>,
@@ -47,7 +54,7 @@ pub struct Encoder {
     relative_embeddings: Option<RelativeEmbeddings>,
     /// With ALiBi, the biases of all distances: `(H, 2·R + 1)`, where R is `max_tokens − 1`.
     alibi: Option<Tensor>,
-    /// One rotation for each distinct theta.
+    /// The distinct rotations of the layers.
     rotary: Vec<Rotary>,
     /// The index in `rotary` for each layer; empty without rotary positions.
     rotary_of_layer: Vec<usize>,
@@ -66,22 +73,14 @@ impl Encoder {
         let weights = weights.into();
         config.check()?;
         let num_hidden_layers = config.num_hidden_layers;
-        let (thetas, scaling): (&[f64], _) = match &config.positions {
-            Positions::Rotary { theta, scaling } => (theta, *scaling),
-            _ => (&[], RotaryScaling::None),
+        let (rotary, rotary_of_layer) = match &config.positions {
+            Positions::Rotary(of_layers) => distinct(of_layers),
+            _ => Default::default(),
         };
-        let mut distinct: Vec<f64> = vec![];
-        let rotary_of_layer = thetas.iter().map(|theta| {
-            distinct.iter().position(|known| known == theta).unwrap_or_else(|| {
-                distinct.push(*theta);
-                distinct.len() - 1
-            })
-        });
-        let rotary_of_layer = rotary_of_layer.collect();
         let d = config.attention()?.head_dim();
-        let rotary = distinct
-            .iter()
-            .map(|&theta| Rotary::scaled(theta, scaling, d, config.max_tokens(), weights.device()));
+        let rotary = rotary.iter().map(|&RotaryPositions { theta, scaling }| {
+            Rotary::scaled(theta, scaling, d, config.max_tokens(), weights.device())
+        });
         let (heads, radius) = (config.num_attention_heads, config.max_tokens() - 1);
         let stored_layers = if config.shares_layers { 1 } else { num_hidden_layers };
         let layers =
@@ -98,6 +97,7 @@ impl Encoder {
             layers,
             relative_embeddings,
             num_hidden_layers,
+            causal: config.causal,
             relative_bias: match config.relative_bias {
                 Some(RelativeBiasConfig { num_buckets, max_distance }) => {
                     let weights = weights.pp("relative_bias");
@@ -149,14 +149,119 @@ impl Encoder {
         select: impl Fn(usize) -> HeadWeights,
         mut visit: impl FnMut(&Tensor, Option<Tensor>),
     ) -> Result<Tensor> {
+        let mask = if self.causal { mask.clone().with_causal(0) } else { mask.clone() };
+        self.run(x, mask, None, None, select, |output| visit(&output.hidden, output.weights))
+    }
+
+    /// An empty cache for at most `capacity` tokens per sequence.
+    pub(crate) fn cache(&self, capacity: usize) -> DecoderCache {
+        DecoderCache { layers: vec![KvCache::new(capacity); self.num_hidden_layers] }
+    }
+
+    /// Computes the keys and values of an encoder's output for cross-attention.
+    ///
+    /// # Shapes
+    /// `encoder_output`: `(B, S, E)`; `padding`: `(B, S)`, 0 hides a token
+    /// # Errors
+    /// [`InputError::NoCrossAttention`] if the layers have no cross-attention;
+    /// [`crate::Error::Attention`] or [`crate::Error::Candle`] for a wrong shape.
+    pub(crate) fn memory(
+        &self,
+        encoder_output: &Tensor,
+        padding: Option<&Tensor>,
+    ) -> Result<DecoderMemory> {
+        if let Some(padding) = padding {
+            let (b, s, _) = encoder_output.dims3()?;
+            if padding.dims() != [b, s] {
+                let expected = format!("(B, S) = [{b}, {s}]");
+                let (argument, got) = ("padding", padding.dims().to_vec());
+                return Err(mha::Error::Shape { argument, expected, got }.into());
+            }
+        }
+        let layers = (0..self.num_hidden_layers).map(|i| self.layer(i).memory(encoder_output));
+        Ok(DecoderMemory { layers: layers.collect::<Result<_>>()?, padding: padding.cloned() })
+    }
+
+    /// The hidden states of tokens that follow those in `cache`. Each token attends to itself and
+    /// to the tokens before it. The new tokens are added to the cache; after an error it is
+    /// unchanged.
+    ///
+    /// # Shapes
+    /// - `x`: `(B, T, E)`, the T new tokens; returns `(B, T, E)`
+    /// - `padding`: `(B, P + T)`, where P is the number of tokens in the cache; 0 hides a token
+    /// # Errors
+    /// - [`InputError::NoMemory`] or [`InputError::NoCrossAttention`] if only one of the layers and
+    ///   the arguments has cross-attention or a memory
+    /// - [`InputError::OtherDecoder`] for a cache or a memory with another number of layers
+    /// - [`InputError::TooLong`] as in [`Self::forward`], and for rotary frequencies that depend on
+    ///   the length of a sequence: they would change those of the keys in the cache
+    /// - the errors of [`SelfAttention::step_lowered`](mha::SelfAttention::step_lowered)
+    pub(crate) fn step(
+        &self,
+        x: &Tensor,
+        padding: Option<&Tensor>,
+        memory: Option<&DecoderMemory>,
+        cache: &mut DecoderCache,
+    ) -> Result<Tensor> {
+        self.check_layers("cache", cache.layers.len())?;
+        let (len, total) = (cache.len(), cache.len() + x.dim(1)?);
+        let trained = self.rotary.iter().filter_map(Rotary::trained).min();
+        if let Some(max) = trained.filter(|&max| len > 0 && total > max) {
+            return Err(InputError::TooLong { got: total, max }.into());
+        }
+        let mask = AttentionMask::causal(len).with_optional_padding(padding)?;
+        let none = |_| HeadWeights::None;
+        let hidden = self.run(x, mask, memory, Some(&mut *cache), none, |_| ());
+        if hidden.is_err() {
+            cache.truncate(len); // some layers may have added the tokens
+        }
+        hidden
+    }
+
+    /// The hidden states of whole sequences, in which each token attends to itself and to the tokens
+    /// before it, and all attention weights.
+    ///
+    /// # Shapes
+    /// `x`: `(B, T, E)`; `padding`: `(B, T)`, 0 hides a token; returns `(B, T, E)`
+    /// # Errors
+    /// The errors of [`Self::step`].
+    pub(crate) fn forward_causal_with_attentions(
+        &self,
+        x: &Tensor,
+        padding: Option<&Tensor>,
+        memory: Option<&DecoderMemory>,
+    ) -> Result<(Tensor, DecoderAttentions)> {
+        let mask = AttentionMask::causal(0).with_optional_padding(padding)?;
+        let mut attentions = DecoderAttentions::default();
+        let all = |_| HeadWeights::All;
+        let hidden = self.run(x, mask, memory, None, all, |output| {
+            attentions.causal.extend(output.weights);
+            attentions.cross.extend(output.memory_weights);
+        })?;
+        Ok((hidden, attentions))
+    }
+
+    /// Runs all layers. `visit` gets the output of each; that of the last layer includes the final
+    /// normalisation.
+    fn run(
+        &self,
+        x: &Tensor,
+        mut mask: AttentionMask,
+        memory: Option<&DecoderMemory>,
+        mut cache: Option<&mut DecoderCache>,
+        select: impl Fn(usize) -> HeadWeights,
+        mut visit: impl FnMut(LayerOutput),
+    ) -> Result<Tensor> {
         let (b, t, _e) = x.dims3()?;
+        if let Some(memory) = memory {
+            self.check_layers("memory", memory.layers.len())?;
+        }
         if let Some(max) = self.max_tokens
             && let Some(last) =
                 mask.positions(t)?.into_iter().max().filter(|&last| last as usize >= max)
         {
             return Err(InputError::TooLong { got: last as usize + 1, max }.into());
         }
-        let mut mask = mask.clone();
         let relative_bias = self.relative_bias.as_ref().map(RelativeBias::forward).transpose()?;
         for table in relative_bias.iter().chain(&self.alibi) {
             let table = columns_in_use(table, &mask, t)?;
@@ -164,6 +269,7 @@ impl Encoder {
         }
         let rotations = self.rotary.iter().map(|rotary| rotary.of_mask(&mask, b, t));
         let rotations: Vec<RotaryAt> = rotations.collect::<mha::Result<_>>()?;
+        let cached = cache.as_ref().map_or(0, |cache| cache.len());
         // The mask of each distinct window of the layers.
         let mut masks: HashMap<Option<usize>, LoweredMask> = HashMap::new();
         for &window in &self.windows {
@@ -172,34 +278,53 @@ impl Encoder {
                     None => mask.clone(),
                     Some(radius) => mask.clone().with_window(radius),
                 };
-                entry.insert(self.layers[0].lower(x, &mask)?);
+                entry.insert(self.layers[0].lower(x, &mask, cached)?);
             }
         }
         let mut x = x.clone();
         for i in 0..self.num_hidden_layers {
-            let mut options = AttentionOptions::new().with_weights(select(i));
+            let weights = select(i);
+            let context = Context {
+                cache: cache.as_mut().map(|cache| &mut cache.layers[i]),
+                memory: memory.map(|memory| memory.layer(i)),
+                memory_weights: weights.clone(),
+            };
+            let mut options = AttentionOptions::new().with_weights(weights);
             if let Some(&rotation) = self.rotary_of_layer.get(i) {
                 options = options.with_transform(&rotations[rotation]);
             }
-            let stored = i % self.layers.len();
-            let layer = &self.layers[stored];
+            let layer = self.layer(i);
             let positions = match &self.relative_embeddings {
-                Some(embeddings) => Some(embeddings.of_layer(stored, layer)?),
+                Some(embeddings) => Some(embeddings.of_layer(i % self.layers.len(), layer)?),
                 None => None,
             };
             if let Some(positions) = &positions {
                 options = options.with_disentangled(positions);
             }
-            let weights;
-            (x, weights) = layer.forward_lowered(&x, &masks[&self.windows[i]], options)?;
+            let mut output =
+                layer.forward_lowered(&x, &masks[&self.windows[i]], options, context)?;
             if let Some(norm) = &self.final_norm
                 && i + 1 == self.num_hidden_layers
             {
-                x = norm.forward(&x)?;
+                output.hidden = norm.forward(&output.hidden)?;
             }
-            visit(&x, weights);
+            x = output.hidden.clone();
+            visit(output);
         }
         Ok(x)
+    }
+
+    /// Layer `i` of the stack. All are the same one if they share weights.
+    fn layer(&self, i: usize) -> &EncoderLayer {
+        &self.layers[i % self.layers.len()]
+    }
+
+    /// Checks the number of layers of a cache or memory.
+    fn check_layers(&self, what: &'static str, got: usize) -> Result<()> {
+        match self.num_hidden_layers {
+            expected if expected == got => Ok(()),
+            expected => Err(InputError::OtherDecoder { what, got, expected }.into()),
+        }
     }
 }
 
@@ -257,7 +382,7 @@ mod tests {
         let norm = |name: &str, x: &Tensor| -> Result<Tensor> {
             let Some(weight) = get(format!("{name}.weight")) else { return Ok(x.clone()) };
             let centred = match config.norm.kind {
-                NormKind::RmsNorm => x.clone(),
+                NormKind::RmsNorm { .. } => x.clone(),
                 _ => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
             };
             let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
@@ -306,9 +431,12 @@ mod tests {
                     let x = norm(&norms[0], &(&x + attention(&x)?)?)?;
                     norm(&norms[1], &(&x + feed_forward(&x)?)?)?
                 }
-                NormPlacement::Pre => {
-                    let x = (&x + attention(&norm(&norms[0], &x)?)?)?;
-                    (&x + feed_forward(&norm(&norms[1], &x)?)?)?
+                NormPlacement::Pre | NormPlacement::PreAndPost => {
+                    // `norm` returns its input if the encoder has no such norm.
+                    let [attended, transformed] =
+                        ["attention", "feed_forward"].map(|n| format!("{layer}.{n}_output_norm"));
+                    let x = (&x + norm(&attended, &attention(&norm(&norms[0], &x)?)?)?)?;
+                    (&x + norm(&transformed, &feed_forward(&norm(&norms[1], &x)?)?)?)?
                 }
             };
         }
@@ -342,6 +470,7 @@ mod tests {
     fn norms_feed_forward_networks_windows_and_shared_layers_match_the_reference() -> Result<()> {
         check(|_| (), 3 * (8 + 4 + 4))?; // BERT: attention, feed-forward network, norms
         check(|config| config.norm.placement = NormPlacement::Pre, 3 * 16)?;
+        check(|config| config.norm.placement = NormPlacement::PreAndPost, 3 * 20)?;
         check(
             |config| {
                 config.norm.placement = NormPlacement::Pre;
@@ -358,7 +487,7 @@ mod tests {
         )?;
         check(
             |config| {
-                config.norm.kind = NormKind::RmsNorm;
+                config.norm.kind = NormKind::RmsNorm { unit_offset: false };
                 config.feed_forward.kind = FeedForwardKind::Gated;
                 config.feed_forward.activation = Activation::Silu;
             },
@@ -370,7 +499,8 @@ mod tests {
     #[test]
     fn rotary_positions_with_disentangled_attention_are_an_error() {
         let mut config = EncoderConfig::new(10, 12, 3, 3, 20);
-        config.positions = Positions::Rotary { theta: vec![1e4; 3], scaling: RotaryScaling::None };
+        let (theta, scaling) = (1e4, mha::RotaryScaling::None);
+        config.positions = Positions::Rotary(vec![RotaryPositions { theta, scaling }; 3]);
         config.disentangled = Some(crate::DisentangledConfig::new(30, None));
         assert_eq!(
             config.check().unwrap_err().to_string(),

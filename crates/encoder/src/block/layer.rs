@@ -1,15 +1,24 @@
-//! One encoder layer: self-attention and a feed-forward network, each with a residual connection.
+//! One layer of an encoder or a decoder: self-attention, in some decoders cross-attention, and a
+//! feed-forward network, each with a residual connection.
 
 use candle_core::{Module, Tensor};
-use mha::{AttentionMask, AttentionOptions, LoweredMask, SelfAttention};
+use mha::{
+    AttentionMask, AttentionOptions, CrossAttention, HeadWeights, KvCache, LoweredMask, Memory,
+    SelfAttention,
+};
 use ops::Weights;
 
-use crate::{EncoderConfig, NormPlacement, PositionWiseFeedForward, Result, block::norm::Norm};
+use crate::{
+    EncoderConfig, InputError, NormPlacement, PositionWiseFeedForward, Result,
+    block::{config::unsupported, norm::Norm},
+};
 
 /// Self-attention and a feed-forward network, each with a residual connection and a normalisation.
+/// Between them, a layer of an encoder-decoder's decoder attends to the encoder's output.
 ///
 /// Post-norm, as in BERT: `x ← norm(x + attention(x))`, then `x ← norm(x + ffn(x))`.
 /// Pre-norm: `x ← x + attention(norm(x))`, then `x ← x + ffn(norm(x))`.
+/// Both: `x ← x + norm(attention(norm(x)))`, then `x ← x + norm(ffn(norm(x)))`.
 ///
 /// # Source
 /// Vaswani et al. 2017, section 3.1, <https://arxiv.org/abs/1706.03762>; pre-norm: Xiong et al.
@@ -37,22 +46,50 @@ pub struct EncoderLayer {
     attention: SelfAttention,
     /// `None` in the first layer of a pre-norm encoder whose `first_attention_norm` is false.
     attention_norm: Option<Norm>,
+    /// Cross-attention and the norm of its residual sum.
+    cross: Option<(CrossAttention, Norm)>,
     feed_forward: PositionWiseFeedForward,
     feed_forward_norm: Norm,
+    /// The norms of the outputs of attention and feed-forward network, for
+    /// [`NormPlacement::PreAndPost`].
+    output_norms: Option<[Norm; 2]>,
+}
+
+/// What a layer's tokens attend to besides each other.
+#[derive(Default)]
+pub(super) struct Context<'a> {
+    /// The keys and values of preceding tokens. Those of the layer's tokens are appended.
+    pub(super) cache: Option<&'a mut KvCache>,
+    /// The keys and values of an encoder's output, and its padding.
+    pub(super) memory: Option<(&'a Memory, Option<&'a Tensor>)>,
+    /// The weights of cross-attention to return.
+    pub(super) memory_weights: HeadWeights,
+}
+
+/// The result of a layer.
+pub(super) struct LayerOutput {
+    pub(super) hidden: Tensor, // (B, T, E)
+    /// The weights of self-attention that the options select.
+    pub(super) weights: Option<Tensor>,
+    /// The weights of cross-attention that [`Context::memory_weights`] selects.
+    pub(super) memory_weights: Option<Tensor>,
 }
 
 impl EncoderLayer {
     /// Builds layer `layer` of an encoder from `attention`, `attention_norm`, `feed_forward` and
-    /// `feed_forward_norm` in `weights`.
+    /// `feed_forward_norm` in `weights`, from `attention_output_norm` and `feed_forward_output_norm`
+    /// for [`NormPlacement::PreAndPost`], and from `cross_attention` and `cross_attention_norm` for
+    /// a layer with cross-attention.
     ///
-    /// A layer does not apply the positions and the attention windows of the config: [`Encoder`]
-    /// passes them to its layers with the mask and the [`AttentionOptions`].
+    /// A layer does not apply the positions, the attention windows and the causal mask of the
+    /// config: [`Encoder`] passes them to its layers with the mask and the [`AttentionOptions`].
     ///
     /// [`Encoder`]: super::Encoder
     ///
     /// # Errors
     /// [`crate::Error::Attention`] or [`crate::Error::Candle`] if `weights` lack a tensor or have
-    /// it in another shape; the errors of [`EncoderConfig::check`].
+    /// it in another shape; [`crate::ConfigError::Unsupported`] for cross-attention in a layer that
+    /// is not post-norm; the errors of [`EncoderConfig::check`].
     pub fn new<'a>(
         config: &EncoderConfig,
         layer: usize,
@@ -60,16 +97,34 @@ impl EncoderLayer {
     ) -> Result<Self> {
         let weights = weights.into();
         config.check()?;
-        let placement = config.norm.placement;
+        let (placement, attention) = (config.norm.placement, config.attention()?);
         let has_attention_norm =
             layer > 0 || placement == NormPlacement::Post || config.norm.first_attention_norm;
         let norm = |name| Norm::new(config, config.hidden_size, weights.pp(name));
+        let has_cross = || weights.contains_tensor("cross_attention.query.weight");
+        let cross = if config.cross_attention.unwrap_or_else(has_cross) {
+            if placement != NormPlacement::Post {
+                let got = format!("{placement:?}");
+                unsupported("norm.placement", "Post, with cross-attention", &got)?;
+            }
+            let cross = CrossAttention::new(&attention, weights.pp("cross_attention"))?;
+            Some((cross, norm("cross_attention_norm")?))
+        } else {
+            None
+        };
         Ok(Self {
             placement,
-            attention: SelfAttention::new(&config.attention()?, weights.pp("attention"))?,
+            attention: SelfAttention::new(&attention, weights.pp("attention"))?,
             attention_norm: if has_attention_norm { Some(norm("attention_norm")?) } else { None },
+            cross,
             feed_forward: PositionWiseFeedForward::new(config, weights.pp("feed_forward"))?,
             feed_forward_norm: norm("feed_forward_norm")?,
+            output_norms: match placement {
+                NormPlacement::PreAndPost => {
+                    Some([norm("attention_output_norm")?, norm("feed_forward_output_norm")?])
+                }
+                NormPlacement::Post | NormPlacement::Pre => None,
+            },
         })
     }
 
@@ -78,12 +133,13 @@ impl EncoderLayer {
         &self.attention
     }
 
-    /// The layer's output.
+    /// The layer's output, for a layer without cross-attention.
     ///
     /// # Shapes
     /// `x`: `(B, T, E)`; returns `(B, T, E)`
     /// # Errors
-    /// The errors of [`SelfAttention::forward`].
+    /// The errors of [`SelfAttention::forward`]; [`InputError::NoMemory`] if the layer has
+    /// cross-attention.
     pub fn forward(&self, x: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
         Ok(self.forward_with(x, mask, AttentionOptions::default())?.0)
     }
@@ -92,49 +148,108 @@ impl EncoderLayer {
     /// options select.
     ///
     /// # Errors
-    /// The errors of [`SelfAttention::forward_with`].
+    /// The errors of [`Self::forward`] and [`SelfAttention::forward_with`].
     pub fn forward_with(
         &self,
         x: &Tensor,
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let mask = self.lower(x, mask)?;
-        self.forward_lowered(x, &mask, options)
+        let mask = self.lower(x, mask, 0)?;
+        let output = self.forward_lowered(x, &mask, options, Context::default())?;
+        Ok((output.hidden, output.weights))
     }
 
-    /// The mask for [`Self::forward_lowered`] of inputs with the shape of `x`, `(B, T, E)`.
-    pub(crate) fn lower(&self, x: &Tensor, mask: &AttentionMask) -> Result<LoweredMask> {
+    /// The keys and values of cross-attention for an encoder's output `(B, S, E)`.
+    ///
+    /// # Errors
+    /// [`InputError::NoCrossAttention`] if the layer has no cross-attention;
+    /// [`crate::Error::Attention`] for a wrong shape.
+    pub(super) fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
+        match &self.cross {
+            Some((cross, _)) => Ok(cross.memory(encoder_output)?),
+            None => Err(InputError::NoCrossAttention.into()),
+        }
+    }
+
+    /// The mask for [`Self::forward_lowered`] of inputs with the shape of `x`, `(B, T, E)`, after
+    /// `cached` tokens in a cache.
+    pub(super) fn lower(
+        &self,
+        x: &Tensor,
+        mask: &AttentionMask,
+        cached: usize,
+    ) -> Result<LoweredMask> {
         let (b, t, _e) = x.dims3()?;
         let heads = self.attention.attention().config().num_attention_heads;
-        Ok(mask.lower([b, heads, t, t], x.dtype(), x.device())?)
+        Ok(mask.lower([b, heads, t, cached + t], x.dtype(), x.device())?)
     }
 
     /// [`Self::forward_with`] with a mask from [`Self::lower`]. All layers of an encoder can use
     /// it.
-    pub(crate) fn forward_lowered(
+    ///
+    /// # Errors
+    /// The errors of [`SelfAttention::step_lowered`] and [`CrossAttention::forward_with`];
+    /// [`InputError::NoMemory`] or [`InputError::NoCrossAttention`] if only one of the layer and
+    /// `context` has cross-attention or a memory.
+    pub(super) fn forward_lowered(
         &self,
         x: &Tensor,
         mask: &LoweredMask,
         options: AttentionOptions,
-    ) -> Result<(Tensor, Option<Tensor>)> {
-        match (&self.attention_norm, self.placement) {
-            (Some(attention_norm), NormPlacement::Post) => {
-                let (attended, weights) = self.attention.forward_lowered(x, mask, options)?;
-                let x = attention_norm.forward_sum(x, &attended)?; // (B, T, E)
+        context: Context,
+    ) -> Result<LayerOutput> {
+        let Context { cache, memory, memory_weights } = context;
+        let normed = match (&self.attention_norm, self.placement) {
+            (Some(norm), NormPlacement::Pre | NormPlacement::PreAndPost) => norm.forward(x)?,
+            _ => x.clone(),
+        };
+        let (mut attended, weights) = match cache {
+            None => self.attention.forward_lowered(&normed, mask, options)?,
+            Some(cache) => self.attention.step_lowered(&normed, mask, cache, options)?,
+        };
+        if let Some([norm, _]) = &self.output_norms {
+            attended = norm.forward(&attended)?;
+        }
+        let (hidden, memory_weights) = match (&self.attention_norm, self.placement) {
+            (Some(norm), NormPlacement::Post) => {
+                let x = norm.forward_sum(x, &attended)?; // (B, T, E)
+                let (x, memory_weights) = self.attend_to_memory(x, memory, memory_weights)?;
                 let transformed = self.feed_forward.forward(&x)?;
-                Ok((self.feed_forward_norm.forward_sum(&x, &transformed)?, weights))
+                (self.feed_forward_norm.forward_sum(&x, &transformed)?, memory_weights)
             }
-            (attention_norm, _) => {
-                let normed = match attention_norm {
-                    Some(norm) => norm.forward(x)?,
-                    None => x.clone(),
-                };
-                let (attended, weights) = self.attention.forward_lowered(&normed, mask, options)?;
-                let x = ops::add(x, &attended)?; // (B, T, E)
-                let normed = self.feed_forward_norm.forward(&x)?;
-                Ok((ops::add(&x, &self.feed_forward.forward(&normed)?)?, weights))
+            _ => {
+                if memory.is_some() {
+                    return Err(InputError::NoCrossAttention.into());
+                }
+                let (x, normed) = self.feed_forward_norm.forward_residual(x, &attended)?;
+                let mut transformed = self.feed_forward.forward(&normed)?;
+                if let Some([_, norm]) = &self.output_norms {
+                    transformed = norm.forward(&transformed)?;
+                }
+                (ops::add(&x, &transformed)?, None)
             }
+        };
+        Ok(LayerOutput { hidden, weights, memory_weights })
+    }
+
+    /// `norm(x + cross_attention(x, memory))`, or `x` for a layer without cross-attention; also the
+    /// weights that `weights` selects.
+    fn attend_to_memory(
+        &self,
+        x: Tensor,
+        memory: Option<(&Memory, Option<&Tensor>)>,
+        weights: HeadWeights,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        match (&self.cross, memory) {
+            (Some((cross, norm)), Some((memory, padding))) => {
+                let options = AttentionOptions::new().with_weights(weights);
+                let (attended, weights) = cross.forward_with(&x, memory, padding, options)?;
+                Ok((norm.forward_sum(&x, &attended)?, weights))
+            }
+            (None, None) => Ok((x, None)),
+            (Some(_), None) => Err(InputError::NoMemory.into()),
+            (None, Some(_)) => Err(InputError::NoCrossAttention.into()),
         }
     }
 }

@@ -1,8 +1,7 @@
-//! The parts of a transformer: embeddings, encoder and decoder layers, and the stack of encoder
-//! layers.
+//! The parts of a transformer: embeddings, the layer, and the stack of layers.
 
 mod config;
-mod decoder_layer;
+mod decoder_state;
 pub(crate) mod embeddings;
 mod encoder;
 mod feed_forward;
@@ -10,12 +9,12 @@ mod layer;
 mod norm;
 mod relative_embeddings;
 
-pub(crate) use config::check_num_hidden_layers;
 pub use config::{
     DisentangledConfig, EmbeddingsConfig, EncoderConfig, FeedForwardConfig, FeedForwardKind,
-    NormConfig, NormKind, NormPlacement, Positions, RelativeBiasConfig,
+    NormConfig, NormKind, NormPlacement, Positions, RelativeBiasConfig, RotaryPositions,
 };
-pub use decoder_layer::DecoderLayer;
+pub(crate) use config::{check_num_hidden_layers, unsupported};
+pub use decoder_state::{DecoderAttentions, DecoderCache, DecoderMemory};
 pub use embeddings::InputEmbeddings;
 pub use encoder::Encoder;
 pub use feed_forward::PositionWiseFeedForward;

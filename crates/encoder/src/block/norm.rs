@@ -22,7 +22,9 @@ impl Norm {
             NormKind::LayerNorm { bias } => {
                 loaded(LayerNorm::new(width, eps, bias, weights))?.map(Self::Layer)
             }
-            NormKind::RmsNorm => loaded(RmsNorm::new(width, eps, false, weights))?.map(Self::Rms),
+            NormKind::RmsNorm { unit_offset } => {
+                loaded(RmsNorm::new(width, eps, unit_offset, weights))?.map(Self::Rms)
+            }
         };
         Ok(norm.unwrap_or_else(Self::NotLoaded))
     }
@@ -32,6 +34,17 @@ impl Norm {
         match self {
             Self::Layer(norm) => Ok(norm.forward_sum(x, y)?),
             Self::Rms(norm) => Ok(norm.forward_sum(x, y)?),
+            Self::NotLoaded(tensor) => Err(ops::Error::from(tensor.clone()).into()),
+        }
+    }
+}
+
+impl Norm {
+    /// `(x + y, norm(x + y))`
+    pub(crate) fn forward_residual(&self, x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
+        match self {
+            Self::Layer(norm) => Ok(norm.forward_residual(x, y)?),
+            Self::Rms(norm) => Ok(norm.forward_residual(x, y)?),
             Self::NotLoaded(tensor) => Err(ops::Error::from(tensor.clone()).into()),
         }
     }

@@ -24,8 +24,9 @@ pub(crate) use folder::{CONFIG, ModelFolder, WEIGHTS};
 pub(crate) use json::{Json, parse_value};
 pub(crate) use loading::{Read, check_no_adapter, model, model_with_cache, module, rows, vector};
 pub(crate) use names::{
-    DOWN, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES, NARROW_VOCAB, NARROWING, NORM,
-    Names, Naming, POSITIONS, PROJECTION, Row, SQUARE, TWO_OUTPUTS, TYPES, UP, VOCAB,
+    ATTENTION_OUTPUT, DOWN, HEAD, KEY_VALUE, LABELS, NARROW_NORM, NARROW_POSITIONS, NARROW_TYPES,
+    NARROW_VOCAB, NARROWING, NORM, Names, Naming, POSITIONS, PROJECTION, QUERY, Row, SQUARE,
+    TWO_OUTPUTS, TYPES, UP, VOCAB,
 };
 pub(crate) use save::write;
 pub(crate) use tensor_info::TensorInfo;

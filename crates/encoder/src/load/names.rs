@@ -10,6 +10,10 @@ pub(crate) const VOCAB: &[&str] = &["vocab_size", "hidden_size"];
 pub(crate) const TYPES: &[&str] = &["type_vocab_size", "hidden_size"];
 pub(crate) const POSITIONS: &[&str] = &["max_position_embeddings", "hidden_size"];
 pub(crate) const SQUARE: &[&str] = &["hidden_size", "hidden_size"];
+pub(crate) const QUERY: &[&str] = &["num_attention_heads · head_dim", "hidden_size"];
+pub(crate) const KEY_VALUE: &[&str] = &["num_key_value_heads · head_dim", "hidden_size"];
+pub(crate) const ATTENTION_OUTPUT: &[&str] = &["hidden_size", "num_attention_heads · head_dim"];
+pub(crate) const HEAD: &[&str] = &["head_dim"];
 pub(crate) const UP: &[&str] = &["intermediate_size", "hidden_size"];
 pub(crate) const DOWN: &[&str] = &["hidden_size", "intermediate_size"];
 // For models whose embeddings have `embedding_size` values, such as ALBERT. `PROJECTION` is the map
@@ -317,10 +321,9 @@ fn gamma_beta(names: &[&str]) -> bool {
     names.iter().any(|name| name.ends_with("LayerNorm.gamma"))
 }
 
-/// Splits `encoder.layer.3.attention.query`, or `decoder.layer.3…`, into `3` and `attention.query`.
+/// Splits `encoder.layer.3.attention.query` into `3` and `attention.query`.
 fn split_layer(module: &str) -> Option<(&str, &str)> {
-    let stacks = ["encoder.layer.", "decoder.layer."];
-    stacks.iter().find_map(|stack| module.strip_prefix(stack))?.split_once('.')
+    module.strip_prefix("encoder.layer.")?.split_once('.')
 }
 
 #[cfg(test)]

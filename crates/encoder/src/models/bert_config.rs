@@ -185,6 +185,9 @@ impl BertConfig {
         config.norm.eps = self.layer_norm_eps;
         config.feed_forward.activation = self.hidden_act;
         config.compute_type = self.compute_type;
+        config.causal = self.is_decoder;
+        config.cross_attention =
+            if self.is_decoder { self.add_cross_attention } else { Some(false) };
         config
     }
 

@@ -84,7 +84,9 @@ impl CommonKeys {
             return Err(unsupported("pruned_heads", "no pruned heads", &got));
         }
         let is_decoder = self.is_decoder();
-        if let Some(is_causal) = self.is_causal.filter(|&is_causal| is_causal != is_decoder) {
+        if let Some(is_causal) = self.is_causal.filter(|&is_causal| is_causal != is_decoder)
+            && is_restricted("is_causal")
+        {
             let expected = if is_decoder { "true in a decoder" } else { "false in an encoder" };
             return Err(unsupported("is_causal", expected, &is_causal.to_string()));
         }
@@ -93,7 +95,7 @@ impl CommonKeys {
             ("attention_chunk_size", &self.attention_chunk_size),
         ];
         for (key, window) in windows {
-            if let Some(window) = window.as_ref().filter(|_| is_decoder) {
+            if let Some(window) = window.as_ref().filter(|_| is_decoder && is_restricted(key)) {
                 return Err(unsupported(key, ABSENT, &window.to_string()));
             }
         }

@@ -13,9 +13,8 @@ use mha::{AttentionMask, HeadWeights};
 use ops::{Linear, Weights};
 
 use crate::{
-    BertDecoder, CheckpointError, ConfigError, DecoderAttentions, DecoderMemory,
-    EncoderDecoderConfig, EncoderModel, Error, FileError, GenerateConfig, LoadOptions, LoadReport,
-    ModelFiles, Result,
+    CausalLm, CheckpointError, ConfigError, DecoderAttentions, DecoderMemory, EncoderDecoderConfig,
+    EncoderModel, Error, FileError, GenerateConfig, LoadOptions, LoadReport, ModelFiles, Result,
     load::{self, CONFIG, ModelFolder, Naming, WEIGHTS},
     models::{bert, encoder_decoder_config::GenerationIds, encoder_model::has_pooler},
 };
@@ -47,7 +46,7 @@ const GENERATION: &str = "generation_config.json";
 pub struct EncoderDecoder {
     config: EncoderDecoderConfig,
     encoder: EncoderModel,
-    decoder: BertDecoder,
+    decoder: CausalLm,
     /// Projects the encoder's output to the decoder's width, if the widths differ.
     memory_projection: Option<Linear>,
 }
@@ -57,7 +56,7 @@ impl EncoderDecoder {
     /// from `memory_projection` in `decoder` if the two configs differ in `hidden_size`.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::new`] and [`BertDecoder::new`].
+    /// The errors of [`EncoderModel::new`] and [`CausalLm::new`].
     pub fn new<'a>(
         config: &EncoderDecoderConfig,
         encoder: impl Into<Weights<'a>>,
@@ -75,7 +74,7 @@ impl EncoderDecoder {
         Ok(Self {
             config: config.clone(),
             encoder: EncoderModel::new(&encoder_config, has_pooler(&encoder), encoder)?,
-            decoder: BertDecoder::new(&config.decoder, decoder)?,
+            decoder: CausalLm::new(&(&config.decoder).into(), decoder)?,
             memory_projection,
         })
     }
@@ -185,7 +184,7 @@ impl EncoderDecoder {
     }
 
     /// The decoder.
-    pub fn decoder(&self) -> &BertDecoder {
+    pub fn decoder(&self) -> &CausalLm {
         &self.decoder
     }
 
@@ -194,7 +193,7 @@ impl EncoderDecoder {
     /// # Shapes
     /// `input_ids`: `(B, S)`, integers; `padding`: `(B, S)`, 0 hides a token
     /// # Errors
-    /// The errors of [`EncoderModel::forward`] and [`BertDecoder::memory`].
+    /// The errors of [`EncoderModel::forward`] and [`CausalLm::memory`].
     pub fn memory(&self, input_ids: &Tensor, padding: Option<&Tensor>) -> Result<DecoderMemory> {
         let mask = AttentionMask::none().with_optional_padding(padding)?;
         let encoded = self.encoder.forward(input_ids, None, &mask)?.last_hidden_state;
@@ -237,7 +236,7 @@ impl EncoderDecoder {
     ///   `decoder_input_ids`: `(B, T)`, integers
     /// - returns `(B, T, vocab_size)`
     /// # Errors
-    /// The errors of [`Self::memory`] and [`BertDecoder::forward`].
+    /// The errors of [`Self::memory`] and [`CausalLm::forward`].
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -256,7 +255,7 @@ impl EncoderDecoder {
     /// # Shapes
     /// `input_ids`: `(B, S)`, integers; `padding`: `(B, S)`, 0 hides a token; returns B sequences
     /// # Errors
-    /// The errors of [`Self::memory`] and [`BertDecoder::generate`]; [`ConfigError::NoStart`] if
+    /// The errors of [`Self::memory`] and [`CausalLm::generate`]; [`ConfigError::NoStart`] if
     /// [`Self::config`] has no `decoder_start_token_id`.
     pub fn generate(
         &self,

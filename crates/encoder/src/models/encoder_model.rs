@@ -7,8 +7,8 @@ use mha::{AttentionMask, HeadWeights};
 use ops::{CudaGraphCache, Linear, Loaded, Weights};
 
 use crate::{
-    Encoder, EncoderConfig, InputEmbeddings, InputError, LoadOptions, LoadReport, ModelFiles,
-    RaggedBatch, Result, SequencePooling,
+    DecoderAttentions, DecoderCache, DecoderMemory, Encoder, EncoderConfig, InputEmbeddings,
+    InputError, LoadOptions, LoadReport, ModelFiles, RaggedBatch, Result, SequencePooling,
     load::ModelFolder,
     models::load_encoder::load_encoder,
     models::ragged_batch::{as_u32, scatter, tables},
@@ -185,9 +185,11 @@ impl EncoderModel {
         self.output(self.hidden(&input, mask)?, &input)
     }
 
-    /// One vector for each padded sequence, `(B, E)`: the hidden state of the first visible token,
-    /// or the mean over the visible tokens.
+    /// One vector for each padded sequence: that of its first or last visible token, or the mean
+    /// over its visible tokens, of the vectors that `of_tokens` computes from the hidden states.
     ///
+    /// # Shapes
+    /// `of_tokens`: from `(B, T, E)` to `(B, T, W)`; returns `(B, W)`
     /// # Errors
     /// The errors of [`Self::forward`].
     pub(crate) fn forward_pooled(
@@ -196,12 +198,16 @@ impl EncoderModel {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
         pooling: SequencePooling,
+        of_tokens: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
-        let hidden = self.hidden(&input, mask)?;
+        let hidden = of_tokens(&self.hidden(&input, mask)?)?;
         match pooling {
             SequencePooling::Cls => input.first_tokens(&hidden),
-            SequencePooling::Mean => {
+            SequencePooling::Last { pad_token_id } => input.last_tokens(&hidden, pad_token_id),
+            SequencePooling::Mean | SequencePooling::Late => {
+                // `of_tokens` may have changed the zeros of padding.
+                let hidden = input.hide_padding(hidden)?;
                 // For a sequence without visible tokens, the sum 0 is divided by 1.
                 let in_sum_dtype = hidden.to_dtype(sum_dtype(hidden.dtype()))?;
                 let visible = input.visible.to_device(hidden.device())?;
@@ -296,6 +302,68 @@ impl EncoderModel {
         Ok((self.output(input.hide_padding(last)?, &input)?, attentions))
     }
 
+    /// [`CausalLm::cache`](crate::CausalLm::cache)
+    pub(crate) fn cache(&self, capacity: usize) -> DecoderCache {
+        self.encoder.cache(capacity.min(self.config.max_tokens()))
+    }
+
+    /// [`CausalLm::memory`](crate::CausalLm::memory)
+    ///
+    /// # Errors
+    /// The errors of that method.
+    pub(crate) fn memory(
+        &self,
+        encoder_output: &Tensor,
+        padding: Option<&Tensor>,
+    ) -> Result<DecoderMemory> {
+        self.encoder.memory(encoder_output, padding)
+    }
+
+    /// The hidden states `(B, T, E)` of tokens that follow those in `cache`. Each token attends to
+    /// itself and to the tokens before it.
+    ///
+    /// # Errors
+    /// The errors of [`CausalLm::step`](crate::CausalLm::step).
+    pub(crate) fn step(
+        &self,
+        input_ids: &Tensor,
+        padding: Option<&Tensor>,
+        memory: Option<&DecoderMemory>,
+        cache: &mut DecoderCache,
+    ) -> Result<Tensor> {
+        let x = self.embed_after(input_ids, cache.len())?;
+        self.encoder.step(&x, padding, memory, cache)
+    }
+
+    /// [`Self::step`] with an empty cache, and the attention weights.
+    ///
+    /// # Errors
+    /// The errors of [`Self::step`].
+    pub(crate) fn forward_causal_with_attentions(
+        &self,
+        input_ids: &Tensor,
+        padding: Option<&Tensor>,
+        memory: Option<&DecoderMemory>,
+    ) -> Result<(Tensor, DecoderAttentions)> {
+        let x = self.embed_after(input_ids, 0)?;
+        self.encoder.forward_causal_with_attentions(&x, padding, memory)
+    }
+
+    /// The input `(B, T, E)` of the first layer for tokens of type 0. The first has the position
+    /// `start`; padding is counted.
+    fn embed_after(&self, input_ids: &Tensor, start: usize) -> Result<Tensor> {
+        let [words, _types] = tables(&self.config);
+        let input_ids = as_u32(input_ids, words)?.to_device(&self.device)?;
+        let (b, t) = input_ids.dims2()?;
+        let max = self.config.max_tokens();
+        if start + t > max {
+            return Err(InputError::TooLong { got: start + t, max }.into());
+        }
+        let positions = Tensor::arange(start as u32, (start + t) as u32, &self.device)?;
+        let positions = positions.unsqueeze(0)?.broadcast_as((b, t))?.contiguous()?;
+        self.embeddings.forward(&input_ids, &input_ids.zeros_like()?, &positions)
+    }
+
     /// The word embeddings, `(vocab_size, W)`, where W is `embedding_size`.
     pub(crate) fn words(&self) -> Result<Loaded<Tensor>> {
         self.embeddings.words()
@@ -383,8 +451,10 @@ impl EncoderModel {
         Ok(self.embed_ragged(&ids)?.reshape((input.b, input.t, self.config.hidden_size))?)
     }
 
-    /// [`Self::forward_pooled`] for ragged sequences, `(B, E)`.
+    /// [`Self::forward_pooled`] for ragged sequences.
     ///
+    /// # Shapes
+    /// `of_tokens`: from `(N, E)` to `(N, W)`; returns `(B, W)`
     /// # Errors
     /// [`InputError::EmptySequence`] for a sequence without tokens; the errors of
     /// [`Self::forward_ragged`].
@@ -392,23 +462,28 @@ impl EncoderModel {
         &self,
         batch: &RaggedBatch,
         pooling: SequencePooling,
+        of_tokens: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let offsets = batch.offsets();
         let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
         if let Some(index) = offsets.windows(2).position(is_empty) {
             return Err(InputError::EmptySequence { index }.into());
         }
-        let hidden = self.forward_ragged(batch)?; // (N, E)
+        let hidden = of_tokens(&self.forward_ragged(batch)?)?; // (N, W)
         if offsets.len() < 2 {
-            return Ok(hidden); // no sequences: (0, E)
+            return Ok(hidden); // no sequences: (0, W)
         }
+        let select = |token: &dyn Fn(&[usize]) -> usize| -> Result<Tensor> {
+            let rows = offsets.windows(2).map(|sequence| token(sequence) as u32);
+            Ok(hidden.index_select(&Tensor::from_iter(rows, hidden.device())?, 0)?)
+        };
         match pooling {
-            SequencePooling::Cls => {
-                let starts = offsets[..offsets.len() - 1].iter().map(|&start| start as u32);
-                let starts = Tensor::from_iter(starts, hidden.device())?;
-                Ok(hidden.index_select(&starts, 0)?)
-            }
-            SequencePooling::Mean => {
+            SequencePooling::Cls => select(&|sequence| sequence[0]),
+            SequencePooling::Last { pad_token_id } => select(&|sequence| {
+                let ids = &batch.input_ids()[sequence[0]..sequence[1]];
+                sequence[0] + ids.iter().rposition(|&id| Some(id) != pad_token_id).unwrap_or(0)
+            }),
+            SequencePooling::Mean | SequencePooling::Late => {
                 let in_sum_dtype = hidden.to_dtype(sum_dtype(hidden.dtype()))?;
                 let means =
                     offsets.windows(2).map(|w| in_sum_dtype.narrow(0, w[0], w[1] - w[0])?.mean(0));
@@ -510,9 +585,31 @@ impl Padded {
 
     /// The rows of `hidden` `(B, T, E)` at the first visible token of each sequence, `(B, E)`.
     fn first_tokens(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.tokens(hidden, |visible| visible.iter().position(|&v| v == 1))
+    }
+
+    /// [`Self::first_tokens`] for the last visible tokens with another id than `pad_token_id`.
+    fn last_tokens(&self, hidden: &Tensor, pad_token_id: Option<u32>) -> Result<Tensor> {
+        let ids = self.input_ids.to_vec2::<u32>()?;
+        let mut ids = ids.iter();
+        self.tokens(hidden, |visible| {
+            ids.next()?
+                .iter()
+                .zip(visible)
+                .rposition(|(&id, &v)| v == 1 && Some(id) != pad_token_id)
+        })
+    }
+
+    /// The rows of `hidden` `(B, T, E)` at the token that `find` selects in each sequence, `(B, E)`;
+    /// at the first token of a sequence where it selects none.
+    fn tokens(
+        &self,
+        hidden: &Tensor,
+        mut find: impl FnMut(&[u8]) -> Option<usize>,
+    ) -> Result<Tensor> {
         let mut rows: Vec<u32> = (0..self.b).map(|i| (i * self.t) as u32).collect();
         for (row, visible) in rows.iter_mut().zip(self.visible.to_vec2::<u8>()?) {
-            *row += visible.iter().position(|&v| v == 1).unwrap_or(0) as u32;
+            *row += find(&visible).unwrap_or(0) as u32;
         }
         let rows = Tensor::from_vec(rows, self.b, hidden.device())?;
         Ok(hidden.flatten_to(1)?.contiguous()?.index_select(&rows, 0)?)

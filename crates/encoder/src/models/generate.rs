@@ -6,7 +6,7 @@ use candle_core::{D, DType, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{BertDecoder, ConfigError, DecoderMemory, Error, InputError, Result};
+use crate::{CausalLm, ConfigError, DecoderMemory, Error, InputError, Result};
 
 /// Settings of text generation.
 ///
@@ -69,7 +69,7 @@ pub enum Strategy {
 
 impl GenerateConfig {
     /// Greedy search up to `max_length` tokens, with `eos_token_id: None`:
-    /// [`BertDecoder::generate`] then uses no end token, and [`crate::EncoderDecoder::generate`]
+    /// [`CausalLm::generate`] then uses no end token, and [`crate::EncoderDecoder::generate`]
     /// uses the end token of the model's config.
     pub fn greedy(max_length: usize) -> Self {
         Self { max_length, eos_token_id: None, strategy: Strategy::Greedy }
@@ -111,7 +111,7 @@ impl GenerateConfig {
     }
 }
 
-impl BertDecoder {
+impl CausalLm {
     /// Generates a continuation of each prompt. The returned sequences include the prompts.
     ///
     /// # Shapes
@@ -119,7 +119,7 @@ impl BertDecoder {
     /// # Errors
     /// [`InputError::Prompts`] if a prompt is empty or not as long as the first prompt;
     /// [`ConfigError::Value`] for an invalid setting; [`InputError::TooLong`] if `max_length`
-    /// exceeds `max_position_embeddings`; [`Error::NonFiniteOutput`] if no token can be chosen; the
+    /// exceeds [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); [`Error::NonFiniteOutput`] if no token can be chosen; the
     /// errors of [`Self::step`].
     pub fn generate(
         &self,
@@ -145,7 +145,7 @@ impl BertDecoder {
         mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<Vec<Vec<u32>>> {
         config.check()?;
-        let max = self.config().max_position_embeddings;
+        let max = self.model().config().max_tokens();
         if config.max_length > max {
             return Err(InputError::TooLong { got: config.max_length, max }.into());
         }
@@ -174,8 +174,6 @@ impl BertDecoder {
             }
             return Ok(sequences);
         }
-        let in_vocabulary = |id: &u32| (*id as usize) < self.config().vocab_size;
-        let pad = self.config().pad_token_id.filter(in_vocabulary).unwrap_or(0);
         let mut sampler = Sampler::new(&config.strategy);
         let mut sequences = prompts.to_vec();
         let mut active = vec![true; prompts.len()];
@@ -185,8 +183,8 @@ impl BertDecoder {
             let logits = self.last_logits(&next, memory, &mut cache)?;
             next.clear();
             for (i, logits) in logits.into_iter().enumerate() {
-                // An ended sequence stays in the batch and gets padding.
-                let token = if active[i] { sampler.next(&logits)? } else { pad };
+                // An ended sequence stays in the batch. Its tokens are not used.
+                let token = if active[i] { sampler.next(&logits)? } else { 0 };
                 next.push(vec![token]);
                 if active[i] {
                     sequences[i].push(token);
@@ -210,9 +208,8 @@ impl BertDecoder {
         cache: &mut crate::DecoderCache,
     ) -> Result<Vec<Vec<f32>>> {
         let ids = Tensor::new(tokens.to_vec(), self.device())?;
-        let logits = self.step(&ids, None, memory, cache)?; // (B, T, vocab_size)
-        let last = logits.narrow(1, ids.dim(1)? - 1, 1)?.squeeze(1)?;
-        Ok(last.to_dtype(DType::F32)?.to_vec2()?)
+        let logits = self.step_to_last(&ids, memory, cache)?; // (B, vocab_size)
+        Ok(logits.to_dtype(DType::F32)?.to_vec2()?)
     }
 }
 
@@ -304,7 +301,7 @@ struct Beam {
 impl BeamSearch<'_> {
     fn run(
         &self,
-        decoder: &BertDecoder,
+        decoder: &CausalLm,
         prompt: &[u32],
         memory: Option<&DecoderMemory>,
     ) -> Result<Vec<u32>> {

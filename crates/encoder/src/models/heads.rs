@@ -11,7 +11,7 @@ use ops::{Linear, RowPooling, Weights};
 use crate::{
     Activation, EncoderModel, InputError, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles,
     RaggedBatch, Result, SequencePooling,
-    block::Norm,
+    block::{Norm, unsupported},
     load::ModelFolder,
     models::{
         encoder_model::has_pooler, labels::ReadLabels, lm_head::LmHead, load_encoder::load_encoder,
@@ -110,9 +110,13 @@ impl EncoderForMaskedLm {
     ///
     /// # Errors
     /// The errors of [`EncoderModel::new`]; [`crate::Error::Attention`] or [`crate::Error::Candle`]
-    /// if `weights` lack a tensor of the head or have it in another shape.
+    /// if `weights` lack a tensor of the head or have it in another shape;
+    /// [`crate::ConfigError::Unsupported`] for causal attention.
     pub fn new<'a>(config: &ModelConfig, weights: impl Into<Weights<'a>>) -> Result<Self> {
         let weights = weights.into();
+        if config.encoder.causal {
+            unsupported("causal", "false, for a masked language model (use CausalLm)", "true")?;
+        }
         let encoder = EncoderModel::new(&config.encoder, has_pooler(&weights), weights.clone())?;
         let head = LmHead::new(config, encoder.words()?, weights.pp("lm_head"))?;
         Ok(Self { encoder, head })
@@ -212,8 +216,8 @@ impl EncoderForNextSentencePrediction {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let x =
-            self.encoder.forward_pooled(input_ids, token_type_ids, mask, SequencePooling::Cls)?;
+        let (pooling, of_tokens) = (SequencePooling::Cls, |x: &Tensor| Ok(x.clone()));
+        let x = self.encoder.forward_pooled(input_ids, token_type_ids, mask, pooling, of_tokens)?;
         Ok(self.next_sentence.forward(&self.head.forward(&x)?)?)
     }
 }
@@ -239,7 +243,7 @@ impl EncoderForNextSentencePrediction {
 #[derive(Clone, Debug)]
 pub struct EncoderForSequenceClassification {
     encoder: EncoderModel,
-    head: DenseHead,
+    head: Option<DenseHead>,
     pooling: SequencePooling,
     classifier: Linear,
     labels: Labels,
@@ -257,11 +261,14 @@ impl EncoderForSequenceClassification {
         weights: impl Into<Weights<'a>>,
     ) -> Result<Self> {
         let weights = weights.into();
+        let has_dense = config.heads.sequence_dense;
+        let (bias, classifier_weights) =
+            (config.heads.classifier_bias, weights.pp("sequence_classifier"));
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, false, weights.clone())?,
-            head: DenseHead::new(config, &weights)?,
+            head: if has_dense { Some(DenseHead::new(config, &weights)?) } else { None },
             pooling: config.heads.sequence_pooling,
-            classifier: classifier(config, labels, weights.pp("sequence_classifier"))?,
+            classifier: classifier(config, labels, bias, classifier_weights)?,
             labels: labels.clone(),
         })
     }
@@ -283,8 +290,15 @@ impl EncoderForSequenceClassification {
         token_type_ids: Option<&Tensor>,
         mask: &AttentionMask,
     ) -> Result<Tensor> {
-        let x = self.encoder.forward_pooled(input_ids, token_type_ids, mask, self.pooling)?;
-        Ok(self.classifier.forward(&self.head.forward(&x)?)?)
+        let of_tokens = |x: &Tensor| self.before_pooling(x);
+        let x = self.encoder.forward_pooled(
+            input_ids,
+            token_type_ids,
+            mask,
+            self.pooling,
+            of_tokens,
+        )?;
+        self.logits(x)
     }
 
     /// [`Self::forward`] for ragged sequences.
@@ -295,8 +309,28 @@ impl EncoderForSequenceClassification {
     /// The errors of [`EncoderModel::forward_ragged`]; [`crate::InputError::EmptySequence`] for a
     /// sequence without tokens.
     pub fn forward_ragged(&self, batch: &RaggedBatch) -> Result<Tensor> {
-        let x = self.encoder.forward_pooled_ragged(batch, self.pooling)?;
-        Ok(self.classifier.forward(&self.head.forward(&x)?)?)
+        let of_tokens = |x: &Tensor| self.before_pooling(x);
+        self.logits(self.encoder.forward_pooled_ragged(batch, self.pooling, of_tokens)?)
+    }
+
+    /// The vectors that are pooled, from the hidden states `(.., E)`. With
+    /// [`SequencePooling::Late`], these are the inputs of the classifier: it is linear, so that the
+    /// logits of the mean input are the means of the logits.
+    fn before_pooling(&self, hidden: &Tensor) -> Result<Tensor> {
+        match &self.head {
+            Some(head) if self.pooling == SequencePooling::Late => head.forward(hidden),
+            _ => Ok(hidden.clone()),
+        }
+    }
+
+    /// The logits of pooled vectors `(B, E)`.
+    fn logits(&self, pooled: Tensor) -> Result<Tensor> {
+        match &self.head {
+            Some(head) if self.pooling != SequencePooling::Late => {
+                Ok(self.classifier.forward(&head.forward(&pooled)?)?)
+            }
+            _ => Ok(self.classifier.forward(&pooled)?),
+        }
     }
 }
 
@@ -340,7 +374,7 @@ impl EncoderForTokenClassification {
         Ok(Self {
             encoder: EncoderModel::new(&config.encoder, has_pooler(&weights), weights.clone())?,
             head: DenseHead::of_tokens(config, &weights)?,
-            classifier: classifier(config, labels, weights.pp("token_classifier"))?,
+            classifier: classifier(config, labels, true, weights.pp("token_classifier"))?,
             labels: labels.clone(),
         })
     }
@@ -468,9 +502,14 @@ impl EncoderForQuestionAnswering {
     }
 }
 
-fn classifier(config: &ModelConfig, labels: &Labels, weights: Weights) -> Result<Linear> {
+fn classifier(
+    config: &ModelConfig,
+    labels: &Labels,
+    bias: bool,
+    weights: Weights,
+) -> Result<Linear> {
     let (e, n) = (config.encoder.hidden_size, labels.names().len());
-    Ok(Linear::load(config.encoder.compute_type, e, n, true, weights)?)
+    Ok(Linear::load(config.encoder.compute_type, e, n, bias, weights)?)
 }
 
 /// `activation(x·Wᵀ + b)`, normalised in some architectures. In BERT, W and b are those of the

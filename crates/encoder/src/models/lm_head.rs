@@ -5,14 +5,22 @@ use ops::{Linear, Loaded, RowPooling, Weights};
 
 use crate::{Activation, ModelConfig, Result, block::Norm};
 
-/// `LayerNorm(activation(x·Wᵀ + b)) · Vᵀ + c`, where V is the word embeddings or a separate matrix.
-/// W maps to the width of the word embeddings.
+/// `LayerNorm(activation(x·Wᵀ + b)) · Vᵀ + c`, or `x · Vᵀ + c`, where V is the word embeddings or a
+/// separate matrix. W maps to the width of the word embeddings. The logits y may be bounded:
+/// `s · tanh(y / s)`.
 #[derive(Clone, Debug)]
 pub(crate) struct LmHead {
-    transform: Linear,
+    transform: Option<Transform>,
+    decoder: Linear,
+    softcap: Option<f64>,
+}
+
+/// `LayerNorm(activation(x·Wᵀ + b))`
+#[derive(Clone, Debug)]
+struct Transform {
+    linear: Linear,
     activation: Activation,
     norm: Norm,
-    decoder: Linear,
 }
 
 impl LmHead {
@@ -40,12 +48,16 @@ impl LmHead {
             Linear::load(compute_type, width, v, has_bias, weights.pp("decoder"))?
         };
         let has_bias = heads.dense_bias && may_have("transform.bias");
-        Ok(Self {
-            transform: Linear::load(compute_type, e, width, has_bias, weights.pp("transform"))?,
-            activation: heads.lm_activation,
-            norm: Norm::new(encoder, width, weights.pp("norm"))?,
-            decoder,
-        })
+        let transform = if heads.lm_transform {
+            Some(Transform {
+                linear: Linear::load(compute_type, e, width, has_bias, weights.pp("transform"))?,
+                activation: heads.lm_activation,
+                norm: Norm::new(encoder, width, weights.pp("norm"))?,
+            })
+        } else {
+            None
+        };
+        Ok(Self { transform, decoder, softcap: heads.lm_softcap })
     }
 }
 
@@ -68,7 +80,19 @@ fn has_separate_matrix(
 impl LmHead {
     /// The input of the matrix of the vocabulary, `(.., E)` to `(.., width)`.
     fn transformed(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.norm.forward(&self.transform.forward_activated(x, Some(self.activation))?)
+        match &self.transform {
+            None => Ok(x.clone()),
+            Some(Transform { linear, activation, norm }) => {
+                norm.forward(&linear.forward_activated(x, Some(*activation))?)
+            }
+        }
+    }
+
+    fn bounded(&self, logits: Tensor) -> candle_core::Result<Tensor> {
+        match self.softcap {
+            None => Ok(logits),
+            Some(bound) => (logits / bound)?.tanh()? * bound,
+        }
     }
 
     /// The logits, pooled over each sequence: [`Linear::forward_pooled`].
@@ -78,12 +102,13 @@ impl LmHead {
         offsets: &[usize],
         pooling: RowPooling,
     ) -> Result<Tensor> {
-        Ok(self.decoder.forward_pooled(&self.transformed(x)?, offsets, pooling)?)
+        let pooled = self.decoder.forward_pooled(&self.transformed(x)?, offsets, pooling)?;
+        Ok(self.bounded(pooled)?) // tanh is monotonic, so the maximum is bounded alike
     }
 }
 
 impl Module for LmHead {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(self.decoder.forward(&self.transformed(x)?)?)
+        self.bounded(self.decoder.forward(&self.transformed(x)?)?)
     }
 }

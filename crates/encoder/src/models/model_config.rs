@@ -28,7 +28,7 @@ pub struct ModelConfig {
     pub encoder: EncoderConfig,
     /// The heads.
     pub heads: HeadConfig,
-    /// Whether `is_decoder` is set. Encoders refuse such a checkpoint; [`crate::BertDecoder`] loads
+    /// Whether `is_decoder` is set. Encoders refuse such a checkpoint; [`crate::CausalLm`] loads
     /// it if the architecture is BERT.
     pub(crate) is_decoder: bool,
     /// The tokenizer class to use if no file of the folder names one.

@@ -3,17 +3,16 @@
 //! Rotary positions, attention windows, pre-norm, gated feed-forward networks, and by default no
 //! biases in the encoder.
 
-use mha::{ProjectionBias, RotaryScaling};
+use mha::ProjectionBias;
 use serde::Deserialize;
 
 use crate::{
-    Activation, EncoderConfig, Error, FeedForwardKind, HeadConfig, NormKind, NormPlacement,
-    Positions, Result, SequencePooling,
-    block::check_num_hidden_layers,
+    Activation, EncoderConfig, Error, FeedForwardKind, HeadConfig, NormKind, NormPlacement, Result,
+    SequencePooling,
     load::{DOWN, LABELS, NORM, Names, SQUARE, TWO_OUTPUTS, VOCAB},
     models::{
         architecture::{Accepted, Architecture},
-        rope::RopeOfLayerTypes,
+        rope::{LayerType, RopeOfLayerTypes},
     },
     text::REGISTERED_CLASS,
 };
@@ -29,7 +28,7 @@ pub(crate) static MODERNBERT: Architecture = Architecture {
 
 /// The keys of `config.json`, in the older and in the current form.
 #[derive(Deserialize)]
-struct Keys {
+pub(super) struct Keys {
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -44,7 +43,7 @@ struct Keys {
     local_attention: Option<usize>,
     /// The radius of the attention window. If it is set, `local_attention`, twice the radius, is
     /// ignored.
-    sliding_window: Option<usize>,
+    pub(super) sliding_window: Option<usize>,
     global_attn_every_n_layers: Option<usize>,
     layer_types: Option<Vec<LayerType>>,
     global_rope_theta: Option<f64>,
@@ -52,51 +51,36 @@ struct Keys {
     /// The current form of `global_rope_theta` and `local_rope_theta`. It takes precedence.
     rope_parameters: Option<RopeOfLayerTypes>,
     decoder_bias: Option<bool>,
-    classifier_bias: Option<bool>,
+    pub(super) pad_token_id: Option<u32>,
+    pub(super) classifier_bias: Option<bool>,
     classifier_activation: Option<Activation>,
     classifier_pooling: Option<SequencePooling>,
     tie_word_embeddings: Option<bool>,
 }
 
-#[derive(Deserialize, PartialEq)]
-#[serde(rename_all = "snake_case")]
-enum LayerType {
-    FullAttention,
-    SlidingAttention,
-}
-
 impl Keys {
-    fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
+    pub(super) fn config(self, path: &str) -> Result<(EncoderConfig, HeadConfig)> {
         let layers = self.num_hidden_layers;
-        check_num_hidden_layers(layers)?;
-        if let Some(types) = self.layer_types.as_ref().filter(|types| types.len() != layers) {
-            let got = types.len().to_string();
-            return Err(Error::unsupported(
-                path,
-                "number of layer_types",
-                "one for each layer",
-                got,
-            ));
-        }
-        let [global, local] = self.rope_parameters.unwrap_or_default().thetas(path)?;
-        let global = global.or(self.global_rope_theta).unwrap_or(160_000.0);
-        let local = local.or(self.local_rope_theta).unwrap_or(10_000.0);
         let every = self.global_attn_every_n_layers.unwrap_or(3);
         if every == 0 {
             return Err(Error::unsupported(path, "global_attn_every_n_layers", "at least 1", "0"));
         }
-        let is_local = |i: usize| match &self.layer_types {
-            Some(types) => types[i] == LayerType::SlidingAttention,
-            None => !i.is_multiple_of(every),
-        };
+        let is_local = |i: usize| !i.is_multiple_of(every);
+        let types = LayerType::of_layers(path, self.layer_types, layers, is_local)?;
+        let thetas = [
+            self.global_rope_theta.unwrap_or(160_000.0),
+            self.local_rope_theta.unwrap_or(10_000.0),
+        ];
+        let max = self.max_position_embeddings;
         let radius = self.sliding_window.unwrap_or(self.local_attention.unwrap_or(128) / 2);
         let has = |bias: Option<bool>| bias.unwrap_or(false);
         let (v, e, f) = (self.vocab_size, self.hidden_size, self.intermediate_size);
         let mut encoder = EncoderConfig::new(v, e, layers, self.num_attention_heads, f);
-        encoder.max_position_embeddings = self.max_position_embeddings;
-        encoder.attention_windows = (0..layers).map(|i| is_local(i).then_some(radius)).collect();
-        let theta = (0..layers).map(|i| if is_local(i) { local } else { global }).collect();
-        encoder.positions = Positions::Rotary { theta, scaling: RotaryScaling::None };
+        encoder.max_position_embeddings = max;
+        encoder.attention_windows =
+            types.iter().map(|kind| kind.is_local().then_some(radius)).collect();
+        let rope = self.rope_parameters.unwrap_or_default();
+        encoder.positions = rope.positions(path, thetas, max, &types)?;
         encoder.embeddings.type_vocab_size = None;
         encoder.norm.kind = NormKind::LayerNorm { bias: has(self.norm_bias) };
         encoder.norm.eps = self.norm_eps.unwrap_or(1e-5);
@@ -124,7 +108,7 @@ impl Keys {
 }
 
 #[rustfmt::skip]
-const NAMES: Names = Names {
+pub(super) const NAMES: Names = Names {
     wrapper: "model.",
     model: &[
         ("embeddings.word_embeddings", "embeddings.tok_embeddings", VOCAB),

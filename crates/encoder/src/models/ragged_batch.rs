@@ -77,6 +77,11 @@ impl RaggedBatch {
         self.input_ids.len()
     }
 
+    /// The ids of all tokens.
+    pub(crate) fn input_ids(&self) -> &[u32] {
+        &self.input_ids
+    }
+
     /// The index of each sequence's first token, then N.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets

@@ -5,15 +5,30 @@ use std::sync::LazyLock;
 use crate::{
     Error, Result,
     models::{
-        albert::ALBERT, architecture::Architecture, bert::BERT, deberta::DEBERTA,
-        distilbert::DISTILBERT, electra::ELECTRA, gte::GTE, jina_bert::JINA_BERT,
-        model_type::ModelType, modernbert::MODERNBERT, mpnet::MPNET, nomic_bert::NOMIC_BERT,
+        albert::ALBERT,
+        architecture::Architecture,
+        bert::BERT,
+        deberta::DEBERTA,
+        distilbert::DISTILBERT,
+        electra::ELECTRA,
+        eurobert::EUROBERT,
+        gemma3::GEMMA3,
+        gte::GTE,
+        jina_bert::JINA_BERT,
+        llama::LLAMA,
+        mistral::MISTRAL,
+        model_type::ModelType,
+        modernbert::MODERNBERT,
+        modernbert_decoder::MODERNBERT_DECODER,
+        mpnet::MPNET,
+        nomic_bert::NOMIC_BERT,
+        qwen::{QWEN2, QWEN3},
         roberta::ROBERTA,
     },
 };
 
 /// All architectures except Jina v2, which has BERT's `model_type`; see [`find`].
-static ARCHITECTURES: [&Architecture; 10] = [
+static ARCHITECTURES: [&Architecture; 17] = [
     &BERT,
     &ROBERTA,
     &MPNET,
@@ -24,6 +39,13 @@ static ARCHITECTURES: [&Architecture; 10] = [
     &NOMIC_BERT,
     &GTE,
     &DEBERTA,
+    &QWEN3,
+    &QWEN2,
+    &EUROBERT,
+    &LLAMA,
+    &MISTRAL,
+    &GEMMA3,
+    &MODERNBERT_DECODER,
 ];
 
 /// The architecture of a `config.json`, and the tokenizer class to use if no file names one.

@@ -3,7 +3,10 @@
 use mha::RotaryScaling;
 use serde::Deserialize;
 
-use crate::{EncoderConfig, Error, Positions, Result, block::check_num_hidden_layers};
+use crate::{
+    EncoderConfig, Error, Positions, Result, RotaryPositions, block::check_num_hidden_layers,
+    load::Json,
+};
 
 /// The settings of rotary positions.
 #[derive(Default, Deserialize)]
@@ -14,6 +17,15 @@ struct Rope {
     rope_theta: Option<f64>,
     factor: Option<f64>,
     partial_rotary_factor: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    truncate: Option<bool>,
+    attention_factor: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
     /// The parameter of a variant of `ntk` that is not implemented.
     mixed_b: Option<serde_json::Value>,
 }
@@ -32,23 +44,20 @@ impl Rope {
         self.rope_type.as_deref().or(self.r#type.as_deref())
     }
 
-    /// The base of the rotation frequencies, if it is set; `path` names the file in errors.
+    /// The scaling of a model that was trained with at most `trained` tokens.
     ///
     /// # Errors
-    /// [`crate::ConfigError::Unsupported`] for scaled frequencies.
-    fn theta(&self, path: &str) -> Result<Option<f64>> {
-        match self.kind() {
-            None | Some("default") => Ok(self.rope_theta),
-            Some(kind) => Err(Error::unsupported(path, "rope_type", "default", kind)),
-        }
-    }
-
-    /// The scaling of a model that was trained with at most `trained` tokens.
+    /// [`crate::ConfigError::Unsupported`] for a type that is not implemented, for a missing number,
+    /// and for rotations of a part of a head.
     fn scaling(&self, path: &str, trained: usize) -> Result<RotaryScaling> {
-        let factor = || match self.factor {
-            Some(factor) => Ok(factor),
-            None => Err(Error::unsupported(path, "factor", "a number", "null")),
+        let number = |key, value: Option<f64>| match value {
+            Some(number) => Ok(number),
+            None => Err(Error::unsupported(path, key, "a number", "null")),
         };
+        let factor = || number("factor", self.factor);
+        if let Some(got) = self.partial_rotary_factor.filter(|&fraction| fraction != 1.0) {
+            return Err(Error::unsupported(path, "partial_rotary_factor", "1", got));
+        }
         if let Some(got) = &self.mixed_b {
             return Err(Error::unsupported(path, "mixed_b", "null", got));
         }
@@ -63,9 +72,39 @@ impl Rope {
                 }
             },
             Some("dynamic") => Ok(RotaryScaling::DynamicNtk { factor: factor()?, trained }),
-            Some(kind) => {
-                Err(Error::unsupported(path, "rope_type", "default, linear, ntk or dynamic", kind))
+            Some("llama3") => Ok(RotaryScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: number("low_freq_factor", self.low_freq_factor)?,
+                high_freq_factor: number("high_freq_factor", self.high_freq_factor)?,
+                trained: self.original_max_position_embeddings.unwrap_or(trained),
+            }),
+            Some("yarn") => {
+                let trained_with = self.original_max_position_embeddings.unwrap_or(trained);
+                let factor = self.factor.unwrap_or(trained as f64 / trained_with as f64);
+                Ok(RotaryScaling::Yarn {
+                    factor,
+                    trained: trained_with,
+                    beta_fast: self.beta_fast.filter(|&turns| turns != 0.0).unwrap_or(32.0),
+                    beta_slow: self.beta_slow.filter(|&turns| turns != 0.0).unwrap_or(1.0),
+                    truncate: self.truncate.unwrap_or(true),
+                    attention_factor: self.attention_factor(factor),
+                })
             }
+            Some(kind) => {
+                let expected = "default, linear, ntk, dynamic, llama3 or yarn";
+                Err(Error::unsupported(path, "rope_type", expected, kind))
+            }
+        }
+    }
+
+    /// The attention factor of YaRN, as `_compute_yarn_parameters` of transformers 5.23 computes it.
+    fn attention_factor(&self, factor: f64) -> f64 {
+        let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+        let non_zero = |mscale: Option<f64>| mscale.filter(|&mscale| mscale != 0.0);
+        match (self.attention_factor, non_zero(self.mscale), non_zero(self.mscale_all_dim)) {
+            (Some(factor), ..) => factor,
+            (None, Some(mscale), Some(all_dim)) => of(mscale) / of(all_dim),
+            _ => of(1.0),
         }
     }
 }
@@ -78,6 +117,8 @@ pub(super) struct RopeKeys {
     rope_scaling: Option<Rope>,
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
+    /// If it is set, the key of the same name in `rope_parameters` is ignored, as in transformers.
+    original_max_position_embeddings: Option<usize>,
     head_dim: Option<usize>,
     /// Keys of the first NomicBERT checkpoints, which only [`Self::apply_with_factor`] uses.
     rotary_scaling_factor: Option<f64>,
@@ -103,26 +144,34 @@ impl RopeKeys {
     /// implemented, and for a scaling without `factor`; [`mha::Error::TooLarge`] for more than
     /// 1,024 layers.
     pub(super) fn apply(self, path: &str, theta: f64, encoder: &mut EncoderConfig) -> Result<()> {
-        let scaling = self.rope_scaling.filter(Rope::is_set);
-        let rope = scaling.or(self.rope_parameters).unwrap_or_default();
-        let fraction = rope.partial_rotary_factor.or(self.partial_rotary_factor);
-        if let Some(got) = fraction.filter(|&fraction| fraction != 1.0) {
-            return Err(Error::unsupported(path, "partial_rotary_factor", "1", got));
-        }
         let is_default_width = |&d: &usize| d * encoder.num_attention_heads == encoder.hidden_size;
         if let Some(got) = self.head_dim.filter(|d| !is_default_width(d)) {
             let expected = "hidden_size / num_attention_heads";
             return Err(Error::unsupported(path, "head_dim", expected, got));
         }
-        let theta = rope.rope_theta.or(self.rope_theta).unwrap_or(theta);
-        let scaling = rope.scaling(path, encoder.max_position_embeddings)?;
-        if let RotaryScaling::DynamicNtk { trained, .. } = scaling {
+        let rotary = self.rotary(path, theta, encoder.max_position_embeddings)?;
+        if let RotaryScaling::DynamicNtk { trained, .. } = rotary.scaling {
             encoder.max_position_embeddings = trained.saturating_mul(4);
         }
         check_num_hidden_layers(encoder.num_hidden_layers)?;
-        encoder.positions =
-            Positions::Rotary { theta: vec![theta; encoder.num_hidden_layers], scaling };
+        encoder.positions = Positions::Rotary(vec![rotary; encoder.num_hidden_layers]);
         Ok(())
+    }
+
+    /// The positions of a model that was trained with at most `trained` tokens. `theta` is the base
+    /// if no key sets it.
+    ///
+    /// # Errors
+    /// [`crate::ConfigError::Unsupported`] for rotations of a part of a head, for a type of scaling
+    /// that is not implemented, and for a scaling without its numbers.
+    pub(super) fn rotary(self, path: &str, theta: f64, trained: usize) -> Result<RotaryPositions> {
+        let scaling = self.rope_scaling.filter(Rope::is_set);
+        let mut rope = scaling.or(self.rope_parameters).unwrap_or_default();
+        rope.partial_rotary_factor = rope.partial_rotary_factor.or(self.partial_rotary_factor);
+        rope.original_max_position_embeddings =
+            self.original_max_position_embeddings.or(rope.original_max_position_embeddings);
+        let theta = rope.rope_theta.or(self.rope_theta).unwrap_or(theta);
+        Ok(RotaryPositions { theta, scaling: rope.scaling(path, trained)? })
     }
 
     /// [`Self::apply`] with dynamic NTK scaling if `rotary_scaling_factor` is set.
@@ -140,8 +189,9 @@ impl RopeKeys {
         let (factor, are_set) = (self.rotary_scaling_factor, self.are_set());
         self.apply(path, theta, encoder)?;
         match (factor, &mut encoder.positions) {
-            (Some(factor), Positions::Rotary { scaling, .. }) if !are_set => {
-                *scaling = RotaryScaling::DynamicNtk { factor, trained };
+            (Some(factor), Positions::Rotary(layers)) if !are_set => {
+                let scaling = RotaryScaling::DynamicNtk { factor, trained };
+                layers.iter_mut().for_each(|layer| layer.scaling = scaling);
             }
             (Some(got), _) => {
                 let expected = "null together with rope_parameters or rope_scaling";
@@ -161,13 +211,91 @@ pub(super) struct RopeOfLayerTypes {
     sliding_attention: Option<Rope>,
 }
 
-impl RopeOfLayerTypes {
-    /// The bases of global and of local layers, if they are set.
+/// The kind of a layer in `layer_types`.
+#[derive(Clone, Copy, Deserialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum LayerType {
+    FullAttention,
+    SlidingAttention,
+}
+
+impl LayerType {
+    /// Whether the layer has a window.
+    pub(super) fn is_local(self) -> bool {
+        self == Self::SlidingAttention
+    }
+
+    /// The kinds of all layers: `listed`, or the kinds that `is_local` determines.
     ///
     /// # Errors
-    /// The errors of [`Rope::theta`].
-    pub(super) fn thetas(self, path: &str) -> Result<[Option<f64>; 2]> {
-        let theta = |rope: Option<Rope>| rope.map_or(Ok(None), |rope| rope.theta(path));
-        Ok([theta(self.full_attention)?, theta(self.sliding_attention)?])
+    /// [`mha::Error::TooLarge`] for more than 1,024 layers; [`crate::ConfigError::Unsupported`] if
+    /// `listed` has another number of kinds.
+    pub(super) fn of_layers(
+        path: &str,
+        listed: Option<Vec<Self>>,
+        layers: usize,
+        is_local: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Self>> {
+        check_num_hidden_layers(layers)?;
+        match listed {
+            Some(types) if types.len() == layers => Ok(types),
+            Some(types) => {
+                let (key, expected) = ("number of layer_types", "one for each layer");
+                Err(Error::unsupported(path, key, expected, types.len().to_string()))
+            }
+            None => {
+                let kind =
+                    |i| if is_local(i) { Self::SlidingAttention } else { Self::FullAttention };
+                Ok((0..layers).map(kind).collect())
+            }
+        }
     }
+}
+
+impl RopeOfLayerTypes {
+    /// Sets the key `rope_scaling` of older files, for the global layers.
+    pub(super) fn with_global_scaling(self, json: &Json) -> Result<Self> {
+        let OldScaling { rope_scaling } = json.to()?;
+        let theta = |rope: Option<&Rope>| rope.and_then(|rope| rope.rope_theta);
+        match rope_scaling.filter(Rope::is_set) {
+            None => Ok(self),
+            Some(mut scaling) => {
+                scaling.rope_theta = scaling.rope_theta.or(theta(self.full_attention.as_ref()));
+                Ok(Self { full_attention: Some(scaling), ..self })
+            }
+        }
+    }
+
+    /// The positions of each layer. `global` and `local` are the bases that the file does not set
+    /// here; the model was trained with at most `trained` tokens.
+    ///
+    /// # Errors
+    /// The errors of [`RopeKeys::rotary`].
+    pub(super) fn positions(
+        self,
+        path: &str,
+        [global, local]: [f64; 2],
+        trained: usize,
+        types: &[LayerType],
+    ) -> Result<Positions> {
+        let of = |rope: Option<Rope>, theta| -> Result<RotaryPositions> {
+            // transformers 5.23 reads `truncate` outside this object, where it never is.
+            let rope = Rope { truncate: None, ..rope.unwrap_or_default() };
+            let scaling = rope.scaling(path, trained)?;
+            Ok(RotaryPositions { theta: rope.rope_theta.unwrap_or(theta), scaling })
+        };
+        let global = of(self.full_attention, global)?;
+        let local = of(self.sliding_attention, local)?;
+        let of_layer = |kind: &LayerType| match kind {
+            LayerType::FullAttention => global,
+            LayerType::SlidingAttention => local,
+        };
+        Ok(Positions::Rotary(types.iter().map(of_layer).collect()))
+    }
+}
+
+/// The key of older files for scaled frequencies.
+#[derive(Deserialize)]
+struct OldScaling {
+    rope_scaling: Option<Rope>,
 }

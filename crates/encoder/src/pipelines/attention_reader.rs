@@ -6,10 +6,10 @@ use candle_core::{DType, Device, Tensor};
 use mha::{AttentionMask, HeadWeights};
 
 use crate::{
-    BertDecoder, ConfigError, DecoderAttentions, EncoderDecoder, EncoderModel, Error,
-    GenerateConfig, InputError, LoadOptions, ModelConfig, ModelFiles, Result, TextTokenizer,
-    error::beginning, load::ModelFolder, pipelines::inspect::ArchitectureKeys,
-    pipelines::modules::transformer, text::prompts::loader,
+    CausalLm, ConfigError, DecoderAttentions, EncoderDecoder, EncoderModel, Error, GenerateConfig,
+    InputError, LoadOptions, ModelConfig, ModelFiles, Result, TextTokenizer, error::beginning,
+    load::ModelFolder, pipelines::inspect::ArchitectureKeys, pipelines::modules::transformer,
+    text::prompts::loader,
 };
 
 /// Maximum length of a generated sequence in tokens, start token included.
@@ -40,7 +40,7 @@ pub struct AttentionReader {
 #[derive(Clone, Debug)]
 enum Model {
     Encoder(Box<EncoderModel>),
-    Decoder(Box<BertDecoder>),
+    Decoder(Box<CausalLm>),
     EncoderDecoder(Box<EncoderDecoder>),
 }
 
@@ -95,7 +95,7 @@ impl AttentionReader {
     /// an encoder-decoder, a decoder or an encoder. An encoder is loaded without its head.
     ///
     /// # Errors
-    /// The errors of [`EncoderModel::from_dir`], [`BertDecoder::from_dir`] or
+    /// The errors of [`EncoderModel::from_dir`], [`CausalLm::from_dir`] or
     /// [`EncoderDecoder::from_dir`], and of [`TextTokenizer::from_files`].
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
@@ -116,13 +116,13 @@ impl AttentionReader {
                 Model::EncoderDecoder(Box::new(model))
             }
             Some(keys) if keys.is_decoder() => {
-                Model::Decoder(Box::new(BertDecoder::load(&files, options)?.0))
+                Model::Decoder(Box::new(CausalLm::load(&files, options)?.0))
             }
             _ => Model::Encoder(Box::new(EncoderModel::load(&files, options)?.0)),
         };
         let config = match &model {
             Model::Encoder(_) => ModelConfig::read(&*files.config()?)?,
-            Model::Decoder(model) => model.config().into(),
+            Model::Decoder(model) => model.config().clone(),
             Model::EncoderDecoder(model) => (&model.config().encoder).into(),
         };
         let tokenizer = TextTokenizer::for_loader(&files, &config, loader)?;
@@ -219,7 +219,7 @@ impl AttentionReader {
         input_ids: &Tensor,
         text: Option<&str>,
     ) -> Result<(Vec<u32>, usize)> {
-        let max_length = model.decoder().config().max_position_embeddings;
+        let max_length = model.decoder().config().encoder.max_tokens();
         let Some(text) = text else {
             let config = GenerateConfig::greedy(max_length.min(MAX_GENERATED));
             return Ok((model.generate(input_ids, None, &config)?.swap_remove(0), 0));

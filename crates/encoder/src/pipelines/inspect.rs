@@ -8,8 +8,8 @@ use ops::Weights;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, BertDecoder, EmbeddingKind, EncoderDecoder, EncoderDecoderConfig,
-    EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
+    BertConfig, CausalLm, EmbeddingKind, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
+    EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
     ModelConfig, ModelFiles, Result,
     load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, WeightFiles, check_no_adapter},
@@ -26,8 +26,8 @@ use crate::{
 pub struct Inspection {
     /// The path of the weights file, or of the index of the shards.
     pub weights: Option<String>,
-    /// The architecture, such as `BERT encoder`, `RoBERTa encoder`, `BERT decoder` or
-    /// `BERT encoder-decoder`.
+    /// The architecture, such as `BERT encoder`, `RoBERTa encoder`, `BERT decoder`, `Qwen3 decoder`
+    /// or `BERT encoder-decoder`.
     pub architecture: Option<String>,
     /// The prefix of the tensor names, such as `bert.`.
     pub prefix: Option<String>,
@@ -68,6 +68,12 @@ impl ArchitectureKeys {
         self.is_decoder == Some(true)
     }
 
+    /// Whether the key `architectures` names a causal language model.
+    fn names_causal_lm(&self) -> bool {
+        let saved = self.architectures.as_deref().unwrap_or_default();
+        saved.iter().any(|class| class.ends_with("ForCausalLM"))
+    }
+
     /// Whether the key `architectures` allows a class. If the key names a classifier, only this
     /// classifier is allowed, since the tensors of classifiers can have the same names.
     fn architectures_allow(&self, class: &str) -> bool {
@@ -100,9 +106,12 @@ pub(crate) fn check_classifier(files: &ModelFolder, pattern: &'static str) -> Re
 /// For each head: the name of a tensor that checkpoints with this head contain, in the naming
 /// scheme of this crate, and the description of the head. In some architectures, several heads have
 /// tensors of the same name in the checkpoint.
-const HEADS: [(&str, &str); 7] = [
+///
+/// [`LM_MATRIX`] only counts if the head is a single matrix.
+const HEADS: [(&str, &str); 8] = [
     ("pooler.weight", "pooler"),
     ("lm_head.transform.weight", "masked language model"),
+    (LM_MATRIX, "language model"),
     ("next_sentence.weight", "next sentence"),
     ("sequence_classifier.weight", "classification"),
     ("token_classifier.weight", "classification"),
@@ -110,13 +119,21 @@ const HEADS: [(&str, &str); 7] = [
     ("memory_projection.weight", "projection of the memory"),
 ];
 
+/// The output matrix of a language model. Checkpoints with tied weights do not have it.
+const LM_MATRIX: &str = "lm_head.decoder.weight";
+
 type BuildModel = fn(&ModelConfig, &ReadLabels, Weights) -> Result<()>;
 
 /// The models with a head: the class, the name of the tensor in [`HEADS`], and the constructor.
-const MODELS_WITH_HEAD: [(&str, &str, BuildModel); 5] = [
+const MODELS_WITH_HEAD: [(&str, &str, BuildModel); 7] = [
     ("EncoderForMaskedLm", "lm_head.transform.weight", |config, _, weights| {
         EncoderForMaskedLm::new(config, weights).map(|_| ())
     }),
+    // A head that is a single matrix.
+    ("EncoderForMaskedLm", LM_MATRIX, |config, _, weights| {
+        EncoderForMaskedLm::new(config, weights).map(|_| ())
+    }),
+    ("CausalLm", LM_MATRIX, |config, _, weights| CausalLm::new(config, weights).map(|_| ())),
     ("EncoderForNextSentencePrediction", "next_sentence.weight", |config, _, weights| {
         EncoderForNextSentencePrediction::new(config, weights).map(|_| ())
     }),
@@ -251,16 +268,17 @@ impl Inspection {
             (namings.to_vec(), error, "BERT encoder-decoder".to_string(), "EncoderDecoder")
         } else {
             if keys.is_decoder() {
-                let config = BertConfig::read(&json)?;
+                let config = ModelConfig::from(&BertConfig::read(&json)?);
                 let naming = Naming::detect(&[bert::NAMES], &names, weights.path())?.of_decoder();
-                let error = BertDecoder::new(&config, model(naming.clone())).err();
-                (vec![naming], error, "BERT decoder".to_string(), "BertDecoder")
+                let error = CausalLm::new(&config, model(naming.clone())).err();
+                (vec![naming], error, "BERT decoder".to_string(), "CausalLm")
             } else {
                 let config = ModelConfig::read(&json)?;
                 let naming = Naming::detect(config.names(), &names, weights.path())?;
                 let weights = model(naming.clone());
                 let error = EncoderModel::new(&config.encoder, has_pooler(&weights), weights).err();
-                let architecture = format!("{} encoder", config.architecture());
+                let kind = if config.encoder.causal { "decoder" } else { "encoder" };
+                let architecture = format!("{} {kind}", config.architecture());
                 encoder = Some(config);
                 (vec![naming], error, architecture, "EncoderModel")
             }
@@ -283,9 +301,19 @@ impl Inspection {
             for (class, head, build) in MODELS_WITH_HEAD {
                 let checkpoint = Checkpoint::without_data(weights.clone());
                 let weights = checkpoint.model(naming.clone(), DType::F32, &Device::Cpu);
+                let is_causal_lm = class == "CausalLm";
+                let is_lm = is_causal_lm || class == "EncoderForMaskedLm";
+                let is_causal = config.encoder.causal;
+                let is_other_lm = is_lm && is_causal_lm != is_causal;
+                let is_other_form = head == LM_MATRIX && !is_causal && config.heads.lm_transform;
+                if is_other_lm || is_other_form {
+                    continue;
+                }
+                // The matrix of a language model may be the word embeddings.
+                let is_tied_lm = is_causal_lm && keys.names_causal_lm();
                 if !keys.architectures_allow(class) {
                     other_heads.push(head);
-                } else if weights.contains_tensor(head) {
+                } else if weights.contains_tensor(head) || is_tied_lm {
                     let result = build(config, &labels, weights);
                     let report = checkpoint.report(std::slice::from_ref(naming));
                     results.push((class, head, result, report));
@@ -310,7 +338,10 @@ impl Inspection {
                 }
             }
         }
-        let heads = HEADS.iter().filter(|(name, _)| has(name) && !absent_heads.contains(name));
+        let is_matrix = encoder.as_ref().is_some_and(|config| !config.heads.lm_transform);
+        let heads = HEADS.iter().filter(|(name, _)| {
+            has(name) && !absent_heads.contains(name) && (*name != LM_MATRIX || is_matrix)
+        });
         self.heads.extend(heads.map(|(_, head)| head));
         self.heads.dedup();
         match build_error {

@@ -14,6 +14,7 @@ use tokenizers::{
     AddedToken, Encoding, ModelWrapper, PostProcessor, PostProcessorWrapper, Tokenizer,
     TruncationDirection,
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
+    pre_tokenizers::metaspace::Metaspace,
 };
 
 use crate::{
@@ -1075,6 +1076,13 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
     // The whole file is used in three cases: for a class that follows the file, for an unknown
     // class whose vocabulary is not WordPiece, and for a Unigram vocabulary if no class is named.
     let mut tokenizer = from_whole_json(json)?;
+    if let Some(scheme) = settings.llama_prepend_scheme()
+        && !serde_json::to_string(&tokenizer.get_pre_tokenizer())?.contains("ByteLevel")
+    {
+        // transformers takes only the vocabulary and the post-processor from the file.
+        tokenizer.with_normalizer(None::<NormalizerWrapper>)?;
+        tokenizer.with_pre_tokenizer(Some(Metaspace::new('▁', scheme, false)));
+    }
     settings.add_tokens_with_ids(&mut tokenizer, vec![])?;
     settings.add_special_tokens(&mut tokenizer, false)?;
     Ok(tokenizer)

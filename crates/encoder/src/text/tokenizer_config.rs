@@ -6,7 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokenizers::{AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer};
+use tokenizers::{
+    AddedToken, Tokenizer, TruncationDirection, normalizers::BertNormalizer,
+    pre_tokenizers::metaspace::PrependScheme,
+};
 
 use crate::{
     Error, Result,
@@ -121,6 +124,7 @@ struct Keys {
     truncation_side: Option<String>,
     split_special_tokens: Option<bool>,
     add_prefix_space: Option<bool>,
+    legacy: Option<bool>,
     trim_offsets: Option<bool>,
     keep_accents: Option<bool>,
     split_by_punct: Option<bool>,
@@ -426,6 +430,18 @@ impl TokenizerConfig {
     /// Whether the beginning of a text is tokenized like a word after a space.
     pub(crate) fn add_prefix_space(&self) -> Option<bool> {
         self.keys.add_prefix_space
+    }
+
+    /// For Llama's class: where its pre-tokenizer inserts the character ▁ for a space.
+    pub(crate) fn llama_prepend_scheme(&self) -> Option<PrependScheme> {
+        if self.class_stem() != "LlamaTokenizer" {
+            return None;
+        }
+        Some(match (self.keys.add_prefix_space, self.keys.legacy) {
+            (Some(false), _) => PrependScheme::Never,
+            (_, Some(true)) => PrependScheme::Always,
+            _ => PrependScheme::First,
+        })
     }
 
     /// Whether the byte range of a token excludes the space before it.

@@ -1,0 +1,73 @@
+//! Qwen2: Yang et al. 2024, <https://arxiv.org/abs/2407.10671>; Qwen3: Yang et al. 2025,
+//! <https://arxiv.org/abs/2505.09388>. Checkpoints: Qwen3-Embedding, Qwen3-Reranker, mxbai-rerank-v2,
+//! gte-Qwen2, whose attention is not causal.
+//!
+//! Llama's block. Qwen2 has biases in the projections to queries, keys and values; Qwen3 normalises
+//! the queries and keys of each head. Layers may have a window.
+
+use mha::ProjectionBias;
+use serde::Deserialize;
+
+use crate::{
+    EncoderConfig, Error, HeadConfig, Result,
+    load::Json,
+    models::{
+        architecture::{Accepted, Architecture},
+        llama::{DECODER_KEYS, DecoderKeys, NAMES, radius},
+        rope::LayerType,
+    },
+};
+
+pub(crate) static QWEN2: Architecture = Architecture {
+    name: "Qwen2",
+    model_types: &[("qwen2", "Qwen2Tokenizer")],
+    config: |json| {
+        let (mut config, heads) = config(json)?;
+        config.projection_bias = ProjectionBias { output: false, ..ProjectionBias::ALL };
+        Ok((config, heads))
+    },
+    accepted: Accepted { keys: DECODER_KEYS, classes: &[] },
+    names: &[NAMES],
+};
+
+pub(crate) static QWEN3: Architecture = Architecture {
+    name: "Qwen3",
+    model_types: &[("qwen3", "Qwen2Tokenizer")],
+    config: |json| {
+        let (mut config, heads) = config(json)?;
+        config.query_key_norm = true;
+        Ok((config, heads))
+    },
+    accepted: Accepted { keys: DECODER_KEYS, classes: &[] },
+    names: &[NAMES],
+};
+
+/// The keys for windows.
+#[derive(Deserialize)]
+struct Keys {
+    use_sliding_window: Option<bool>,
+    sliding_window: Option<usize>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<LayerType>>,
+}
+
+/// What Qwen2 and Qwen3 have in common.
+fn config(json: &Json) -> Result<(EncoderConfig, HeadConfig)> {
+    let keys: DecoderKeys = json.to()?;
+    let mut config = keys.config(json)?;
+    let Keys { use_sliding_window, sliding_window, max_window_layers, layer_types } = json.to()?;
+    let window = if use_sliding_window == Some(true) { sliding_window } else { None };
+    let max_window_layers = max_window_layers.unwrap_or(28);
+    let is_local = |i| window.is_some() && i >= max_window_layers;
+    let types = LayerType::of_layers(json.path(), layer_types, keys.num_hidden_layers, is_local)?;
+    if types.iter().any(|kind| kind.is_local()) {
+        let Some(window) = window else {
+            let expected = "a number, for layers of the type sliding_attention";
+            return Err(Error::unsupported(json.path(), "sliding_window", expected, "null"));
+        };
+        let radius = radius(json, config.causal, window)?;
+        config.attention_windows =
+            types.iter().map(|kind| kind.is_local().then_some(radius)).collect();
+    }
+    Ok((config, keys.heads()))
+}
