@@ -55,6 +55,16 @@ pub trait WeightSource: Send + Sync {
     /// source records this to report it later.
     fn get(&self, name: &str, shape: Shape, init: Init) -> candle_core::Result<Option<Tensor>>;
 
+    /// The rows `ids` of a tensor; `None` if its values are not loaded. `shape` is that of the whole
+    /// tensor, and `ids` are below its number of rows.
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`].
+    fn rows(&self, name: &str, shape: Shape, ids: &[u32]) -> candle_core::Result<Option<Tensor>> {
+        let Some(tensor) = self.get(name, shape, Init::Const(0.))? else { return Ok(None) };
+        Ok(Some(tensor.index_select(&Tensor::new(ids, tensor.device())?, 0)?))
+    }
+
     /// Checks the name and the shape of a tensor whose values are in an array of [`Self::stored`].
     ///
     /// # Errors
@@ -186,6 +196,38 @@ impl<'a> Weights<'a> {
             None
         };
         Ok(found.ok_or(NotLoaded { tensor }))
+    }
+
+    /// The rows `ids` of a tensor of this shape. A source with files reads only these rows.
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`]; [`Error::Candle`] for an id that is not below the number of
+    /// rows.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::collections::HashMap;
+    ///
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use candle_nn::VarBuilder;
+    /// use ops::Weights;
+    ///
+    /// let table = Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Cpu)?;
+    /// let tensors = HashMap::from([("table".to_string(), table)]);
+    /// let weights = Weights::from(VarBuilder::from_tensors(tensors, DType::F32, &Cpu));
+    /// let rows = weights.rows((3, 2), "table", &[2, 0])??;
+    /// assert_eq!(rows.to_vec2::<f32>()?, [[5., 6.], [1., 2.]]);
+    /// assert!(weights.rows((3, 2), "table", &[3]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rows(&self, shape: impl Into<Shape>, name: &str, ids: &[u32]) -> Result<Loaded<Tensor>> {
+        let (tensor, shape) = (self.name(name), shape.into());
+        let rows = shape.dims().first().copied().unwrap_or_default();
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
+            let message = format!("tensor {tensor:?} has no row {id}: expected ids below {rows}");
+            return Err(candle_core::Error::Msg(message).into());
+        }
+        Ok(self.source.rows(&tensor, shape, ids)?.ok_or(NotLoaded { tensor }))
     }
 
     /// Builds a module. If the source has the arrays from which `from_stored` builds it, `load`

@@ -74,7 +74,8 @@ impl Checkpoint {
             report.tied.retain(|name| *name != scores);
             let is_wrong = report.missing.iter().any(|missing| missing.tensor == scores)
                 || report.mismatched.iter().any(|mismatched| mismatched.tensor == scores);
-            if report.loaded.contains(&transform) && !report.loaded.contains(&scores) && !is_wrong {
+            let has_matrix = report.loaded.contains(&scores) || report.tied.contains(&words);
+            if report.loaded.contains(&transform) && !has_matrix && !is_wrong {
                 report.tied.push(words); // the head's matrix is the word embeddings
             }
         }
@@ -177,6 +178,18 @@ impl Source {
         Some(Found { tensor, info, part })
     }
 
+    /// The result of reading a tensor; `None` for an error that [`Checkpoint::check`] returns.
+    fn recorded(&self, read: Result<Tensor>) -> candle_core::Result<Option<Tensor>> {
+        match read {
+            Ok(tensor) => Ok(Some(tensor)),
+            Err(Error::Candle(error)) => Err(error),
+            Err(error) => {
+                lock(&self.record).1.get_or_insert(error);
+                Ok(None)
+            }
+        }
+    }
+
     /// Reads the values of a tensor.
     fn read(&self, Found { tensor, info, part }: Found, shape: Shape) -> Result<Tensor> {
         let (dtype, device) = (self.dtype, &self.device);
@@ -223,14 +236,24 @@ impl WeightSource for Source {
         let Some(found) = self.request(name, &shape).filter(|_| self.with_data) else {
             return Ok(None);
         };
-        match self.read(found, shape) {
-            Ok(tensor) => Ok(Some(tensor)),
-            Err(Error::Candle(error)) => Err(error),
-            Err(error) => {
-                lock(&self.record).1.get_or_insert(error);
-                Ok(None)
-            }
-        }
+        self.recorded(self.read(found, shape))
+    }
+
+    fn rows(&self, name: &str, shape: Shape, ids: &[u32]) -> candle_core::Result<Option<Tensor>> {
+        let Some(found) = self.request(name, &shape).filter(|_| self.with_data) else {
+            return Ok(None);
+        };
+        // A row is a part of a part of the stored tensor.
+        let (index, parts) = found.part.unwrap_or((0, 1));
+        let mut of_row = shape.dims().to_vec();
+        let rows = std::mem::replace(&mut of_row[0], 1);
+        let read = ids.iter().map(|&id| {
+            let part = Some((index * rows + id as usize, parts * rows));
+            let Found { tensor, info, .. } = &found;
+            self.read(Found { tensor: tensor.clone(), info, part }, of_row.clone().into())
+        });
+        let read = read.collect::<Result<Vec<_>>>();
+        self.recorded(read.and_then(|rows| Ok(Tensor::cat(&rows, 0)?)))
     }
 
     fn check(&self, name: &str, shape: Shape) -> candle_core::Result<()> {
