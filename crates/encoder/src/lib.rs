@@ -31,7 +31,8 @@
 //!   encoder.
 //! - Encoders with a head: [`EncoderForMaskedLm`], [`EncoderForNextSentencePrediction`],
 //!   [`EncoderForSequenceClassification`], [`EncoderForTokenClassification`],
-//!   [`EncoderForQuestionAnswering`].
+//!   [`EncoderForQuestionAnswering`]; [`EncoderForLogitScore`] for causal language models that
+//!   rank.
 //!
 //! # Files
 //! [`ModelFiles`] provides the files of a model. [`LoadReport`] lists the tensors that were loaded,
@@ -89,7 +90,8 @@ pub use load::{
 };
 pub use mha;
 pub use models::{
-    AnswerScores, BertConfig, CausalLm, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
+    AnswerScores, BertConfig, CausalLm, EncoderDecoder, EncoderDecoderConfig, EncoderForLogitScore,
+    EncoderForMaskedLm,
     EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, EncoderOutput,
     EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig, RaggedBatch, SequencePooling,

@@ -92,6 +92,11 @@ impl Labels {
         (0..labels.len()).map(name).collect::<Result<_>>().map(Self)
     }
 
+    /// The label of a model with one score, which has transformers' default name.
+    pub(super) fn of_one_score() -> Self {
+        Self(vec!["LABEL_0".to_string()])
+    }
+
     /// The names of the labels.
     pub fn names(&self) -> &[String] {
         &self.0

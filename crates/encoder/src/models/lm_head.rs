@@ -30,7 +30,7 @@ impl LmHead {
         weights: Weights,
     ) -> Result<Self> {
         let ModelConfig { encoder, heads, .. } = config;
-        let (e, v, compute_type) = (encoder.hidden_size, encoder.vocab_size, encoder.compute_type);
+        let (v, compute_type) = (encoder.vocab_size, encoder.compute_type);
         let width = encoder.embedding_size();
         let may_have = |name: &str| !heads.lm_biases_are_optional || weights.contains_tensor(name);
         let tied = heads.tie_word_embeddings && !has_separate_matrix(&weights, &words, (v, width))?;
@@ -47,6 +47,35 @@ impl LmHead {
             let has_bias = heads.lm_decoder_bias && may_have("decoder.bias");
             Linear::load(compute_type, width, v, has_bias, weights.pp("decoder"))?
         };
+        Self::with_decoder(config, decoder, &weights)
+    }
+
+    /// The head for the logits of some tokens: their rows of the matrix. `weights` are those of the
+    /// model; only these rows are read.
+    pub(crate) fn of_tokens(config: &ModelConfig, ids: &[u32], weights: &Weights) -> Result<Self> {
+        let ModelConfig { encoder, heads, .. } = config;
+        let (v, width, head) =
+            (encoder.vocab_size, encoder.embedding_size(), weights.pp("lm_head"));
+        let is_separate = !heads.tie_word_embeddings || head.contains_tensor("decoder.weight");
+        let rows = if is_separate {
+            head.rows((v, width), "decoder.weight", ids)?
+        } else {
+            weights.pp("embeddings.word_embeddings").rows((v, width), "weight", ids)?
+        };
+        let has_own_bias = !heads.tie_word_embeddings || head.contains_tensor("decoder.bias");
+        let name = if has_own_bias { "decoder.bias" } else { "bias" };
+        let may_have = !heads.lm_biases_are_optional || head.contains_tensor(name);
+        let bias =
+            if heads.lm_decoder_bias && may_have { Some(head.rows(v, name, ids)?) } else { None };
+        let decoder = Linear::from_loaded(encoder.compute_type, rows, bias)?;
+        Self::with_decoder(config, decoder, &head)
+    }
+
+    fn with_decoder(config: &ModelConfig, decoder: Linear, weights: &Weights) -> Result<Self> {
+        let ModelConfig { encoder, heads, .. } = config;
+        let (e, width, compute_type) =
+            (encoder.hidden_size, encoder.embedding_size(), encoder.compute_type);
+        let may_have = |name: &str| !heads.lm_biases_are_optional || weights.contains_tensor(name);
         let has_bias = heads.dense_bias && may_have("transform.bias");
         let transform = if heads.lm_transform {
             Some(Transform {

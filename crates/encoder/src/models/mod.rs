@@ -23,6 +23,7 @@ pub(crate) mod labels;
 mod llama;
 mod lm_head;
 pub(crate) mod load_encoder;
+mod logit_score;
 mod mistral;
 mod model_config;
 mod model_type;
@@ -48,5 +49,6 @@ pub use heads::{
     EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
 };
 pub use labels::Labels;
+pub use logit_score::EncoderForLogitScore;
 pub use model_config::ModelConfig;
 pub use ragged_batch::RaggedBatch;
