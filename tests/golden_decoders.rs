@@ -6,11 +6,11 @@
 
 use std::{fs, path::PathBuf};
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
     CausalLm, EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForSequenceClassification,
-    EncoderForTokenClassification, EncoderModel, LoadOptions, LoadReport, ModelConfig, ModelFiles,
-    Prompt, RaggedBatch, TextTokenizer, Tokens,
+    EncoderForTokenClassification, EncoderModel, Inspection, LoadOptions, LoadReport, ModelConfig,
+    ModelFiles, Pipeline, Prompt, RaggedBatch, Reranker, TextClassifier, TextTokenizer, Tokens,
 };
 use mha::AttentionMask;
 
@@ -282,6 +282,237 @@ fn token_ids_of_decoders_equal_transformers() -> Result {
         if expected.find(&format!("{case}.pairs.ids")).is_some() {
             check("pairs", tokenizer.encode_pairs(&pairs)?)?;
         }
+    }
+    Ok(())
+}
+
+/// The folders of cross-encoders that are causal language models. Tolerance of logits and scores:
+/// 1e-5.
+const RERANKERS: [&str; 5] =
+    ["qwen3", "true_only", "no_template", "sequence", "sequence_no_template"];
+
+/// The pairs of `rerank/pairs.json`.
+fn pairs() -> Result<Vec<(String, String)>> {
+    Ok(serde_json::from_slice(&fs::read(golden("decoders/rerank/pairs.json"))?)?)
+}
+
+/// The files of a reranker without the modules of sentence-transformers.
+fn bare(folder: &str) -> Result<Vec<(String, Vec<u8>)>> {
+    let of_modules =
+        ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"];
+    let mut files = vec![];
+    for entry in fs::read_dir(golden(folder))? {
+        let entry = entry?;
+        let name = entry.file_name().into_string().unwrap();
+        if entry.path().is_file() && !of_modules.contains(&&name[..]) {
+            files.push((name, fs::read(entry.path())?));
+        }
+    }
+    Ok(files)
+}
+
+#[test]
+fn scores_of_causal_rerankers_equal_sentence_transformers() -> Result {
+    let pairs = pairs()?;
+    let pairs: Vec<(&str, &str)> = pairs.iter().map(|(a, b)| (&a[..], &b[..])).collect();
+    let text: String = serde_json::from_slice(&fs::read(golden("decoders/rerank/prompt.json"))?)?;
+    for name in RERANKERS {
+        let folder = format!("decoders/rerank/{name}");
+        let expected = Golden::open(&format!("{folder}/expected.safetensors"))?;
+        let model = TextClassifier::from_dir(golden(&folder), &LoadOptions::default())?;
+        let tensor = |scores: Vec<f32>| Tensor::new(scores, &Cpu).unwrap();
+        for (key, prompt) in [("scores", Prompt::Default), ("prompt", Prompt::Text(&text))] {
+            let tokens = model.tokenize_text_pairs(&pairs, prompt)?;
+            let lengths = expected.get(&format!("{key}.lengths")).to_vec1::<i32>()?;
+            let ids = expected.get(&format!("{key}.ids")).to_vec1::<i32>()?;
+            let mut rest = &ids[..];
+            assert_eq!(tokens.len(), lengths.len());
+            for (i, (tokens, length)) in tokens.iter().zip(lengths).enumerate() {
+                let (expected, next) = rest.split_at(length as usize);
+                let got: Vec<i32> = tokens.input_ids.iter().map(|&id| id as i32).collect();
+                assert_eq!(got, expected, "{name} {key} {i}");
+                rest = next;
+            }
+            assert!(tokens[7].truncated > 0 && tokens[0].truncated == 0, "{name} {key}");
+            let logits = tensor(model.logits(&tokens)?.concat());
+            let key = if key == "scores" { "logits" } else { key };
+            assert_close(&format!("{name} {key}"), &logits, expected.get(key), 1e-5);
+            if key == "logits" {
+                let scores = tensor(model.rank_tokens(&tokens)?);
+                assert_close(&format!("{name} scores"), &scores, expected.get("scores"), 1e-5);
+                let ranked = model.rerank(pairs[0].0, &[pairs[0].1, pairs[1].1])?;
+                assert_eq!(ranked, scores.to_vec1::<f32>()?[..2], "{name}");
+            }
+        }
+        let model = TextClassifier::from_files(
+            &ModelFiles::memory(name, bare(&folder)?),
+            &LoadOptions::default(),
+        )?;
+        let tokens = model.tokenize_text_pairs(&pairs, Prompt::Default)?;
+        let scores = tensor(model.rank_tokens(&tokens)?);
+        assert_close(&format!("{name} bare"), &scores, expected.get("bare"), 1e-5);
+    }
+    Ok(())
+}
+
+/// The files of the folder `rerank/qwen3`, with other contents for some. A file without content is
+/// absent.
+fn changed(changes: &[(&str, &str)]) -> Result<ModelFiles> {
+    let folder = "decoders/rerank/qwen3";
+    let mut files = bare(folder)?;
+    for name in [
+        "modules.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+        "1_LogitScore/config.json",
+    ] {
+        files.push((name.to_string(), fs::read(golden(folder).join(name))?));
+    }
+    for (name, content) in changes {
+        files.retain(|(file, _)| file != name);
+        if !content.is_empty() {
+            files.push((name.to_string(), content.as_bytes().to_vec()));
+        }
+    }
+    Ok(ModelFiles::memory("m", files))
+}
+
+#[test]
+fn wrong_files_of_causal_rerankers_are_errors_that_name_the_cause() -> Result {
+    let read = |file: &str| -> Result<String> {
+        Ok(fs::read_to_string(golden("decoders/rerank/qwen3").join(file))?)
+    };
+    let modules = read("modules.json")?;
+    let dense = r#"{"idx": 2, "name": "2", "path": "2_Dense",
+        "type": "sentence_transformers.base.modules.dense.Dense"}]"#;
+    let with_dense = modules.replace("\n]", &format!(",{dense}"));
+    let sentence = read("sentence_bert_config.json")?;
+    let without_task = sentence.replace("transformer_task", "task");
+    let kwargs = |kwargs: &str| {
+        sentence.replacen(
+            '{',
+            &format!(r#"{{"processing_kwargs": {{"chat_template": {kwargs}}},"#),
+            1,
+        )
+    };
+    let config = read("config.json")?;
+    let bidirectional = config.replacen('{', r#"{"is_causal": false,"#, 1);
+    // The vocabulary without the token yes.
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&read("tokenizer.json")?)?;
+    let model = &mut tokenizer["model"];
+    let vocabulary = model["vocab"].as_object_mut().unwrap();
+    let yes = vocabulary.remove("yes").unwrap();
+    vocabulary.insert("qqq".to_string(), yes);
+    model["merges"].as_array_mut().unwrap().retain(|merge| {
+        let parts: Vec<&str> = merge.as_array().unwrap().iter().flat_map(|x| x.as_str()).collect();
+        parts.concat() != "yes" && !parts.contains(&"yes")
+    });
+    let without_yes = tokenizer.to_string();
+    let (score, template) = ("1_LogitScore/config.json", "chat_template.jinja");
+    for (changes, expected) in [
+        (
+            vec![(score, r#"{"true_token_id": 605, "false_token_id": 1}"#)],
+            "m/1_LogitScore/config.json: true_token_id 605 is not supported: expected an id below \
+             the vocab_size",
+        ),
+        (
+            vec![(score, r#"{"true_token_id": 1, "false_token_id": 700}"#)],
+            "m/1_LogitScore/config.json: false_token_id 700 is not supported",
+        ),
+        (vec![(score, r#"{"true_token_id": 1, "bias": 0}"#)], "unknown field `bias`"),
+        (vec![(score, r#"{"false_token_id": 1}"#)], "missing field `true_token_id`"),
+        (
+            vec![(score, r#"{"true_token_id": 1, "module_input_name": "scores"}"#)],
+            "module_input_name scores is not supported: expected causal_logits",
+        ),
+        (vec![(score, "")], "m/1_LogitScore/config.json"),
+        (
+            vec![("modules.json", &with_dense)],
+            "modules Transformer, LogitScore, Dense is not supported: expected a Transformer alone",
+        ),
+        (
+            vec![("sentence_bert_config.json", &without_task)],
+            "m/sentence_bert_config.json: transformer_task (absent) is not supported: expected \
+             text-generation",
+        ),
+        (
+            vec![("sentence_bert_config.json", "")],
+            "m/sentence_bert_config.json: transformer_task (absent) is not supported",
+        ),
+        (
+            vec![("sentence_bert_config.json", &kwargs(r#"{"tools": []}"#))],
+            "processing_kwargs tools: [] is not supported",
+        ),
+        (
+            vec![("config.json", &bidirectional)],
+            "m/config.json: model_type Qwen3 is not supported: expected a causal language model",
+        ),
+        (
+            vec![(template, "")],
+            "m/sentence_bert_config.json: chat_template is not supported: the model has no chat \
+             template",
+        ),
+        (
+            vec![(template, "{{ messages[0].content }}")],
+            "m/chat_template.jinja: chat_template is not supported: it does not render the message \
+             with the role document",
+        ),
+        (
+            vec![("modules.json", ""), ("tokenizer.json", &without_yes)],
+            "m/config.json: architectures Qwen3ForCausalLM is not supported: expected a sequence \
+             classifier, or the tokens yes and no",
+        ),
+    ] {
+        let files = changed(&changes)?;
+        let error = TextClassifier::from_files(&files, &LoadOptions::default());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(expected), "{changes:?}: {error}");
+        let found = Inspection::new(&files);
+        assert!(!found.runs_as.contains(&"EncoderForLogitScore"), "{changes:?}: {found}");
+    }
+    // Variables for the template.
+    let pair = "{{ start }}{{ messages[0].content }} {{ messages[1].content }}";
+    let files = changed(&[
+        ("sentence_bert_config.json", &kwargs(r#"{"start": "yes"}"#)),
+        (template, pair),
+    ])?;
+    let model = TextClassifier::from_files(&files, &LoadOptions::default())?;
+    let tokens = model.tokenize_text_pairs(&[("no", "no")], Prompt::None)?;
+    let plain = model.tokenizer().encode(&["yesno no"])?;
+    assert_eq!(tokens[0].input_ids, plain[0].input_ids);
+    Ok(())
+}
+
+#[test]
+fn a_causal_reranker_scores_pairs_only() -> Result {
+    let model = TextClassifier::from_dir(golden("decoders/rerank/qwen3"), &LoadOptions::default())?;
+    let error = model.classify(&["a cab"]).unwrap_err().to_string();
+    assert!(error.starts_with("text \"a cab\" is not a pair: expected a query"), "{error}");
+    Ok(())
+}
+
+/// The types that can run a reranker, with and without the files of sentence-transformers.
+#[test]
+fn causal_rerankers_are_inspected() -> Result {
+    for name in RERANKERS {
+        let folder = format!("decoders/rerank/{name}");
+        let (head, types) = match name.starts_with("sequence") {
+            true => ("EncoderForSequenceClassification", vec!["EncoderModel"]),
+            false => ("EncoderForLogitScore", vec!["EncoderModel", "CausalLm"]),
+        };
+        let types = [types, vec![head]].concat();
+        let found = Inspection::new(&ModelFiles::dir(golden(&folder))?);
+        assert_eq!(found.runs_as, types, "{name}: {:?}", found.problems);
+        let modules = if head == "EncoderForLogitScore" { vec!["LogitScore"] } else { vec![] };
+        assert_eq!(found.modules, modules);
+        assert!(found.runs(), "{name}: {:?}", found.problems);
+        let found = Inspection::new(&ModelFiles::memory(name, bare(&folder)?));
+        assert_eq!(found.runs_as, types, "{name}: {:?}", found.problems);
+        let reranker =
+            Reranker::from_files(&ModelFiles::dir(golden(&folder))?, &LoadOptions::default())?;
+        let ranking = reranker.rank("I love AI", &["no", "yes no ".repeat(120).as_str()], None)?;
+        assert_eq!((ranking.scores.len(), ranking.max_seq_length), (2, 160));
+        assert_eq!(ranking.truncated.len(), 1, "{name}");
     }
     Ok(())
 }

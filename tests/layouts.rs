@@ -219,6 +219,7 @@ fn every_architecture_has_golden_and_published_models() -> anyhow::Result<()> {
         "Embedder",
         "SparseEmbedder",
         "MultiVectorEmbedder",
+        "EncoderForLogitScore",
         "EncoderForMaskedLm",
         "EncoderForSequenceClassification",
         "EncoderForTokenClassification",

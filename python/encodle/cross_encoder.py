@@ -132,8 +132,8 @@ class CrossEncoder(Model[_encodle.CrossEncoder]):
         """The scores of pairs.
 
         inputs: a pair of texts, or a sequence of pairs
-        prompt, prompt_name: the text to put before the first text of each pair, or the name of a
-            prompt of the model
+        prompt, prompt_name: the text to put before the first text of each pair, or the system
+            message of a chat template; or the name of a prompt of the model
         activation_fn: a function from logits (B, labels) to scores of this shape. A tensor is passed
             to a function or module of torch, an array to other functions. Default: the attribute
             `activation_fn`, or else the activation that the model's files name, or else the
@@ -147,7 +147,7 @@ class CrossEncoder(Model[_encodle.CrossEncoder]):
 
         Raises TypeError for an element that is not a pair of str; ValueError for an unknown
         `prompt_name`, and for an `activation_fn` whose result has another shape than the logits;
-        EncodleError for a model with a chat template.
+        EncodleError for a chat template that cannot render a pair.
         """
         _arguments.check_single_process(device, pool, chunk_size)
         _arguments.check_positive(batch_size=batch_size)

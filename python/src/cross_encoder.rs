@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use encoder::{Pipeline, Tokens};
+use encoder::{Pipeline, Prompt, Tokens};
 use numpy::{IntoPyArray, PyArray2, ndarray::Array2};
 use pyo3::prelude::*;
 
@@ -100,10 +100,9 @@ impl CrossEncoder {
                 watch.done.store(start, Ordering::Relaxed);
                 let part = || {
                     let first = rows(&first, group.clone())?.into_iter();
-                    let first: Vec<String> = first.map(|text| format!("{prompt}{text}")).collect();
-                    let pairs = first.iter().map(String::as_str).zip(rows(&second, group)?);
-                    let pairs: Vec<(&str, &str)> = pairs.collect();
-                    let tokens = model.tokenize_text_pairs(&pairs).map_err(error)?;
+                    let pairs: Vec<(&str, &str)> = first.zip(rows(&second, group)?).collect();
+                    let prompt = Prompt::Text(&prompt);
+                    let tokens = model.tokenize_text_pairs(&pairs, prompt).map_err(error)?;
                     score(&model, &tokens).map_err(error)
                 };
                 let scores: Vec<Vec<f32>> = watch.compute(part).map_err(error)??;

@@ -301,6 +301,15 @@ pub enum ConfigError {
         got: String,
     },
 
+    /// A chat template cannot render a query and a document.
+    #[error("{path}: chat_template is not supported: {what}")]
+    ChatTemplate {
+        /// The file with the template, or the one that needs it.
+        path: String,
+        /// The reason.
+        what: String,
+    },
+
     /// The maximum sequence length leaves no room for text beside the special tokens.
     #[error(
         "the maximum length of {got} tokens ({path}) leaves no room for text: expected more than \
@@ -470,6 +479,16 @@ pub enum InputError {
          tokenizer adds no special tokens"
     )]
     NoTokens {
+        /// The beginning of the text.
+        text: String,
+    },
+
+    /// A single text for a model that scores pairs.
+    #[error(
+        "text {text:?} is not a pair: expected a query and a document, because the model is a \
+         reranker that is a causal language model"
+    )]
+    OnlyPairs {
         /// The beginning of the text.
         text: String,
     },

@@ -288,6 +288,7 @@ impl From<encoder::Error> for Failure {
                 | I::MaskTruncated { .. } => Kind::TooLarge,
                 I::EmptySequence { .. } => Kind::Empty,
                 I::NoTokens { .. }
+                | I::OnlyPairs { .. }
                 | I::OnlyPrompt { .. }
                 | I::NoMask { .. }
                 | I::Id { .. }

@@ -361,7 +361,7 @@ struct TaskLoader<'a> {
 
 impl TaskVisitor for TaskLoader<'_> {
     fn visit<P: Pipeline>(&mut self) {
-        if self.task.is_none() && self.runs_as.contains(&P::MODEL) {
+        if self.task.is_none() && P::MODELS.iter().any(|model| self.runs_as.contains(model)) {
             self.task = Some(P::load(self.files, self.options).map(Task::of_pipeline));
         }
     }

@@ -1,6 +1,6 @@
 //! From texts or pairs of texts to scores of labels: tokenize, encode, classify.
 
-use std::path::Path;
+use std::{borrow::Cow, path::Path};
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -9,23 +9,24 @@ use serde_json::{Map, Value};
 use super::{
     dense::TorchActivation,
     inspect::check_classifier,
-    modules,
+    modules::{self, LogitScore},
     task::{Example, Pipeline, TaskSize, TokenizedText, in_parts, parameters},
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    ConfigError, EncoderForSequenceClassification, EncoderModel, Error, InputError, Labels,
-    LoadOptions, LoadReport, ModelFiles, Prompt, RaggedBatch, Result, TextTokenizer, Tokens,
-    TruncationSide,
+    ConfigError, EncoderForLogitScore, EncoderForSequenceClassification, EncoderModel, Error,
+    InputError, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles, Prompt, RaggedBatch,
+    Result, TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::ModelFolder,
+    text::chat_template::ChatTemplate,
     text::prompts::{self, Prompts, loader},
     text::sentence_config::Loader,
-    text::tokenizer_config,
 };
 
 /// A sequence classifier and its tokenizer, for labels of texts or the relevance of documents to a
-/// query.
+/// query. A causal language model can take the place of the classifier, for the relevance of
+/// documents ([`EncoderForLogitScore`]).
 ///
 /// # Source
 /// `TextClassificationPipeline` of Hugging Face transformers, `CrossEncoder` of
@@ -47,15 +48,23 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct TextClassifier {
-    model: EncoderForSequenceClassification,
+    model: Model,
     tokenizer: TextTokenizer,
     report: LoadReport,
     classify_activation: LogitActivation,
     /// The activation that the model's files name.
     rerank_activation: Option<TorchActivation>,
     prompts: Prompts,
-    /// The path of the file with a chat template. Pairs are refused if there is one.
-    chat_template: Option<String>,
+    /// Renders each pair, if there is one.
+    chat_template: Option<ChatTemplate>,
+}
+
+/// A model from tokens to logits.
+#[derive(Clone, Debug)]
+enum Model {
+    Sequence(EncoderForSequenceClassification),
+    /// A causal language model, whose score is the only logit.
+    LogitScore(EncoderForLogitScore),
 }
 
 /// The labels of a text.
@@ -113,10 +122,13 @@ impl TextClassifier {
     /// Loads `config.json`, the weights and the tokenizer of a folder.
     ///
     /// # Errors
-    /// The errors of [`EncoderForSequenceClassification::from_dir`] and
+    /// The errors of [`EncoderForSequenceClassification::from_dir`] or, for a cross-encoder that is
+    /// a causal language model, [`EncoderForLogitScore::from_dir`]; those of
     /// [`TextTokenizer::from_files`]; [`ConfigError::Unsupported`] if `architectures` in the config
     /// names another classifier, for a `problem_type`, an activation or modules of a cross-encoder
-    /// that are not implemented, or if a cross-encoder does not have its default prompt.
+    /// that are not implemented, or if a cross-encoder does not have its default prompt;
+    /// [`ConfigError::ChatTemplate`] for a causal language model whose chat template cannot render
+    /// a query and a document.
     pub fn from_dir(dir: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::from_files(&ModelFiles::dir(dir)?, options)
     }
@@ -128,24 +140,52 @@ impl TextClassifier {
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         let files = &ModelFolder::new(files);
         // A folder that is not marked as a cross-encoder is loaded as transformers would load it.
-        let (loader, prompts) = match loader(files)? {
+        let (loader, prompts, score) = match loader(files)? {
             Loader::CrossEncoder => {
-                modules::check_cross_encoder(files)?;
-                (Loader::CrossEncoder, Prompts::of_cross_encoder(files)?)
+                let score = modules::logit_score(files)?;
+                let loader = score.as_ref().map_or(Loader::CrossEncoder, |_| Loader::LogitScore);
+                (loader, Prompts::of_cross_encoder(files)?, score)
             }
-            _ => (Loader::Transformers, Prompts::default()),
+            _ => (Loader::Transformers, Prompts::default(), None),
         };
-        let chat_template = tokenizer_config::chat_template(files)?;
+        let has_modules = files.has("modules.json")?;
         let prompts_path = files.path(prompts::FILE);
         let files = &modules::transformer(files)?;
-        let load = || {
-            check_classifier(files, "*ForSequenceClassification")?;
-            EncoderForSequenceClassification::load(files, options)
-        };
-        let ((model, report), tokenizer) = with_tokenizer(files, loader, load)?;
         let json = files.config()?;
+        let config = ModelConfig::read(&json)?;
+        let tokenizer = || TextTokenizer::for_loader(files, &config, loader);
+        let of_model =
+            if has_modules { None } else { LogitScore::of_causal_model(files, tokenizer)? };
+        let (score, tokenizer) = match of_model {
+            Some((score, tokenizer)) => (Some(score), Some(tokenizer)),
+            None => (score, None),
+        };
+        let load = || match &score {
+            None => {
+                check_classifier(files, "*ForSequenceClassification")?;
+                let (model, report) = EncoderForSequenceClassification::load(files, options)?;
+                Ok((Model::Sequence(model), report))
+            }
+            Some(score) => {
+                score.check(config.encoder.vocab_size)?;
+                let (yes, no) = (score.true_token_id, score.false_token_id);
+                let (model, report) = EncoderForLogitScore::load(files, yes, no, options)?;
+                Ok((Model::LogitScore(model), report))
+            }
+        };
+        let ((model, report), tokenizer) = match tokenizer {
+            Some(tokenizer) => (load()?, tokenizer),
+            None => with_tokenizer(files, loader, load)?,
+        };
+        let chat_template = ChatTemplate::of_pairs(files, loader, has_modules, &tokenizer)?;
+        if let (Model::LogitScore(_), Some(template)) = (&model, &chat_template) {
+            template.check()?;
+        }
         let (config, path): (ScoreConfig, _) = (json.to()?, json.path().to_string());
-        let has_one_label = model.labels().names().len() == 1;
+        let has_one_label = match &model {
+            Model::Sequence(model) => model.labels().names().len() == 1,
+            Model::LogitScore(_) => true,
+        };
         let classify_activation = match config.problem_type.as_deref() {
             Some("regression") => LogitActivation::Identity,
             Some("multi_label_classification") => LogitActivation::Sigmoid,
@@ -218,7 +258,10 @@ impl TextClassifier {
 
     /// The labels, in the order of the scores of [`Self::classify`].
     pub fn labels(&self) -> &Labels {
-        self.model.labels()
+        match &self.model {
+            Model::Sequence(model) => model.labels(),
+            Model::LogitScore(model) => model.labels(),
+        }
     }
 
     /// Sets the maximum length of a text or a pair in tokens, special tokens included.
@@ -230,18 +273,18 @@ impl TextClassifier {
     ///
     /// # Examples
     /// ```
-    /// use encoder::{LoadOptions, TextClassifier};
+    /// use encoder::{LoadOptions, Prompt, TextClassifier};
     ///
     /// let dir = "../../tests/golden/heads/score";
     /// let ranker = TextClassifier::from_dir(dir, &LoadOptions::default())?;
     /// let ranker = ranker.with_max_seq_length(5)?; // [CLS] a [SEP] b [SEP]
-    /// let pairs = ranker.tokenize_text_pairs(&[("a", "b c d")])?;
+    /// let pairs = ranker.tokenize_text_pairs(&[("a", "b c d")], Prompt::None)?;
     /// assert_eq!(pairs[0].input_ids.len(), 5);
     /// assert!(ranker.with_max_seq_length(5000).is_err()); // more than the model's positions
     /// # Ok::<(), encoder::Error>(())
     /// ```
     pub fn with_max_seq_length(self, max_seq_length: usize) -> Result<Self> {
-        let max = self.model.encoder().config().max_tokens();
+        let max = self.encoder().config().max_tokens();
         Ok(Self {
             tokenizer: self.tokenizer.with_max_seq_length_within(max_seq_length, max)?,
             ..self
@@ -266,8 +309,12 @@ impl TextClassifier {
     /// The tokens of each text, truncated to the model's maximum length.
     ///
     /// # Errors
-    /// The errors of [`TextTokenizer::encode`]; [`InputError::NoTokens`] for a text without tokens.
+    /// The errors of [`TextTokenizer::encode`]; [`InputError::NoTokens`] for a text without tokens;
+    /// [`InputError::OnlyPairs`] for a causal language model, which scores pairs.
     pub fn tokenize_texts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
+        if let (Model::LogitScore(_), Some(text)) = (&self.model, texts.first()) {
+            return Err(InputError::OnlyPairs { text: beginning(text.as_ref()) }.into());
+        }
         check_not_empty(self.tokenizer.encode(texts)?, texts)
     }
 
@@ -278,8 +325,9 @@ impl TextClassifier {
 
     /// The relevance of each document to the query, for a model with one label: the label's logit
     /// after the activation that the model's files name, by default the sigmoid. The model's
-    /// default prompt is prepended to the query. If a pair is too long, its longer text is
-    /// truncated.
+    /// default prompt is prepended to the query, or is the system message of a chat template. If a
+    /// pair is too long, its longer text is truncated; a text from a chat template is truncated as
+    /// a whole.
     ///
     /// # Errors
     /// The errors of [`Self::tokenize_pairs`] and [`Self::rank_tokens`].
@@ -287,33 +335,56 @@ impl TextClassifier {
         self.rank_tokens(&self.tokenize_pairs(query, documents, Prompt::Default)?)
     }
 
-    /// The tokens of each pair of query and document. The prompt is prepended to the query.
+    /// The tokens of each pair of query and document. The prompt is prepended to the query; a chat
+    /// template renders it as the system message.
     ///
     /// # Errors
     /// The errors of [`TextTokenizer::encode_pairs`]; [`InputError::NoPrompt`] for a prompt that
     /// the model does not have; [`InputError::NoTokens`] for a pair without tokens;
-    /// [`ConfigError::Unsupported`] for a model with a chat template.
+    /// [`ConfigError::ChatTemplate`] for a chat template that cannot render a pair.
     pub fn tokenize_pairs<S: AsRef<str>>(
         &self,
         query: &str,
         documents: &[S],
         prompt: Prompt,
     ) -> Result<Vec<Tokens>> {
-        let query = format!("{}{query}", self.prompts.text(prompt)?);
-        let pairs = documents.iter().map(|document| (query.as_str(), document.as_ref()));
-        self.tokenize_text_pairs(&pairs.collect::<Vec<_>>())
+        let pairs: Vec<(&str, &str)> =
+            documents.iter().map(|document| (query, document.as_ref())).collect();
+        self.tokenize_text_pairs(&pairs, prompt)
     }
 
-    /// The tokens of pairs of texts, without a prompt.
+    /// [`Self::tokenize_pairs`] for pairs whose first texts differ.
     ///
     /// # Errors
-    /// The errors of [`Self::tokenize_pairs`] except [`InputError::NoPrompt`].
-    pub fn tokenize_text_pairs(&self, pairs: &[(&str, &str)]) -> Result<Vec<Tokens>> {
-        if let Some(path) = &self.chat_template {
-            return Err(tokenizer_config::chat_template_unsupported(path));
-        }
+    /// The errors of [`Self::tokenize_pairs`].
+    pub fn tokenize_text_pairs(
+        &self,
+        pairs: &[(&str, &str)],
+        prompt: Prompt,
+    ) -> Result<Vec<Tokens>> {
+        let prompt = self.prompts.text(prompt)?;
+        let tokens = match &self.chat_template {
+            Some(template) => template.encode(&self.tokenizer, prompt, pairs)?,
+            None if prompt.is_empty() => self.tokenizer.encode_pairs(pairs)?,
+            None => {
+                let pairs = pairs.iter().map(|&(first, second)| {
+                    (Cow::from(format!("{prompt}{first}")), Cow::from(second))
+                });
+                self.tokenizer.encode_pairs(&pairs.collect::<Vec<_>>())?
+            }
+        };
         let seconds: Vec<&str> = pairs.iter().map(|(_, second)| *second).collect();
-        check_not_empty(self.tokenizer.encode_pairs(pairs)?, &seconds)
+        check_not_empty(tokens, &seconds)
+    }
+
+    /// Checks that the model ranks documents.
+    ///
+    /// # Errors
+    /// The errors of [`Self::tokenize_pairs`] and [`Self::rank_tokens`] that do not depend on the
+    /// texts.
+    pub(crate) fn check_ranks(&self) -> Result<()> {
+        self.rank_tokens(&[])?;
+        self.chat_template.as_ref().map_or(Ok(()), ChatTemplate::check)
     }
 
     /// [`Self::rerank`] for tokenized pairs of at least one token each.
@@ -378,7 +449,8 @@ impl Pipeline for TextClassifier {
     const COMMAND: &'static str = "classify";
     const ABOUT: &'static str = "Classify texts (sequence classification)";
     const EXAMPLE: Example = Example { parameters: &[], text: "I like you." };
-    const MODEL: &'static str = "EncoderForSequenceClassification";
+    const MODELS: &'static [&'static str] =
+        &["EncoderForSequenceClassification", "EncoderForLogitScore"];
     const SPLITS_TEXTS: bool = false;
 
     type Params = TextClassifierParams;
@@ -396,7 +468,10 @@ impl Pipeline for TextClassifier {
     }
 
     fn encoder(&self) -> &EncoderModel {
-        self.model.encoder()
+        match &self.model {
+            Model::Sequence(model) => model.encoder(),
+            Model::LogitScore(model) => model.encoder(),
+        }
     }
 
     fn report(&self) -> &LoadReport {
@@ -418,7 +493,11 @@ impl Pipeline for TextClassifier {
 
     fn compute(&self, sequences: &[&Tokens], _: &TextClassifierParams) -> Result<Vec<Vec<f32>>> {
         let batch = RaggedBatch::from_tokens(sequences.iter().copied())?;
-        let logits = self.model.forward_ragged(&batch)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        let logits = match &self.model {
+            Model::Sequence(model) => model.forward_ragged(&batch)?,
+            Model::LogitScore(model) => model.forward_ragged(&batch)?,
+        };
+        let logits = logits.to_dtype(DType::F32)?.to_vec2::<f32>()?;
         if !logits.iter().flatten().all(|logit| logit.is_finite()) {
             return Err(Error::NonFiniteOutput);
         }

@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use ops::l2_normalize;
 
 use crate::{
-    Embed, EmbedOptions, EncoderModel, InputError, LoadOptions, LoadReport, LongTexts, ModelFiles,
-    Pooling, Prompt, RaggedBatch, Result, TextTokenizer, Tokens, TruncationSide,
+    Embed, EmbedOptions, EncoderModel, Error, InputError, LoadOptions, LoadReport, LongTexts,
+    ModelFiles, Pooling, Prompt, RaggedBatch, Result, TextTokenizer, Tokens, TruncationSide,
     load::{ModelFolder, Read},
     models::encoder_model::no_rows,
     models::ragged_batch::TOKEN_BUDGET,
@@ -17,10 +17,10 @@ use crate::{
         Batch, TEXTS_PER_CHUNK, TokenizedTexts, Truncated, in_batches, in_chunks, tokens_from_ids,
     },
     pipelines::with_tokenizer::with_tokenizer,
+    text::chat_template::TemplateSource,
     text::prompts::{Prompts, loader},
-    text::sentence_config::Loader,
+    text::sentence_config::{Loader, SentenceConfig},
     text::tokenizer::UNLIMITED,
-    text::tokenizer_config,
 };
 
 /// The similarity functions of sentence-transformers, the default first.
@@ -232,8 +232,16 @@ impl Embedder {
             let embedder = Self::without_modules(&model_files, loader, pooling, options)?;
             return embedder.with_settings(Prompts::of_embedder(files)?);
         }
-        if let Some(path) = tokenizer_config::chat_template(files)? {
-            return Err(tokenizer_config::chat_template_unsupported(&path));
+        if !files.has("modules.json")?
+            && let Some(template) = TemplateSource::find(files, &SentenceConfig::default())?
+        {
+            let expected = "no chat template, for embeddings without modules.json";
+            return Err(Error::unsupported(
+                template.path,
+                "chat_template",
+                expected,
+                "of this file",
+            ));
         }
         Self::without_modules(&model_files, Loader::Transformers, pooling, options)
     }

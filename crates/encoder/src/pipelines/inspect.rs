@@ -8,17 +8,20 @@ use ops::Weights;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BertConfig, CausalLm, EmbeddingKind, EncoderDecoder, EncoderDecoderConfig, EncoderForMaskedLm,
-    EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
-    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Error, Labels,
-    ModelConfig, ModelFiles, Result,
+    BertConfig, CausalLm, CheckpointError, EmbeddingKind, EncoderDecoder, EncoderDecoderConfig,
+    EncoderForLogitScore, EncoderForMaskedLm, EncoderForNextSentencePrediction,
+    EncoderForQuestionAnswering, EncoderForSequenceClassification, EncoderForTokenClassification,
+    EncoderModel, Error, Labels, ModelConfig, ModelFiles, Result,
     load::{Checkpoint, LoadReport, ModelFolder, Naming, Read, WeightFiles, check_no_adapter},
     models::labels::ReadLabels,
     models::{bert, encoder_model::has_pooler},
-    pipelines::modules::{self, Chain, sparse_modules},
+    pipelines::modules::{self, Chain, LogitScore, sparse_modules},
     pipelines::multi_vector_modules::MultiVectorModules,
     pipelines::static_embedding::StaticEmbedding,
-    text::{TextTokenizer, sentence_config::Loader, tokenizer::VOCABULARIES},
+    text::{
+        TextTokenizer, chat_template::ChatTemplate, sentence_config::Loader,
+        tokenizer::VOCABULARIES,
+    },
 };
 
 /// The content of a model folder and the types that can run it.
@@ -238,10 +241,55 @@ impl Inspection {
         match chain {
             Ok(chain) => found.chain(&chain, hidden_size, vocabulary.is_some()),
             Err(_) if is_alone => {} // a cross-encoder, which has no pooling
+            Err(_) if modules::has_logit_score(files) => {
+                found.modules = vec!["LogitScore".to_string()];
+                let score = modules::logit_score(files);
+                let runs = score.and_then(|score| found.logit_score(&transformer, score));
+                found.problems.extend(runs.err().map(|error| error.to_string()));
+            }
             Err(error) if is_chain => found.problems.push(error.to_string()),
-            Err(_) => {}
+            Err(_) => {
+                let _ = found.logit_score(&transformer, None); // not every model is a reranker
+            }
         }
         found
+    }
+
+    /// Inspects a causal language model as a reranker; without `score`, one without `modules.json`.
+    fn logit_score(&mut self, files: &ModelFolder, score: Option<LogitScore>) -> Result<()> {
+        if !self.runs_as.contains(&"EncoderModel") {
+            return Ok(()); // the problems are listed already
+        }
+        let (json, has_modules) = (files.config()?, score.is_some());
+        let config = ModelConfig::read(&json)?;
+        let loader = if has_modules { Loader::LogitScore } else { Loader::Transformers };
+        let tokenizer = || TextTokenizer::for_loader(files, &config, loader);
+        let (score, tokenizer) = match score {
+            Some(score) => (score, tokenizer()?),
+            None => match LogitScore::of_causal_model(files, tokenizer)? {
+                Some(found) => found,
+                None => return Ok(()),
+            },
+        };
+        score.check(config.encoder.vocab_size)?;
+        EncoderForLogitScore::check_causal(&config, json.path())?;
+        let template = ChatTemplate::of_pairs(files, loader, has_modules, &tokenizer)?;
+        template.map_or(Ok(()), |template| template.check())?;
+        let weights = Arc::new(WeightFiles::open(files)?);
+        let naming = Naming::detect(config.names(), &weights.names(), weights.path())?;
+        let checkpoint = Checkpoint::without_data(weights);
+        let weights = checkpoint.model(naming.clone(), DType::F32, &Device::Cpu);
+        let (yes, no) = (score.true_token_id, score.false_token_id);
+        let model = EncoderForLogitScore::new(&config, yes, no, weights);
+        let report = checkpoint.report(&[naming]);
+        match model {
+            Err(error) if report.has_all() => Err(error),
+            _ if !report.is_complete() => Err(CheckpointError::Tensors(Box::new(report)).into()),
+            _ => {
+                self.runs_as.push("EncoderForLogitScore");
+                Ok(())
+            }
+        }
     }
 
     /// Whether a type of this crate can run the model, and there are no problems.

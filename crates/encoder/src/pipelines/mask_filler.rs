@@ -135,7 +135,7 @@ impl Pipeline for MaskFiller {
     const ABOUT: &'static str = "Predict the masked tokens of texts (masked language model)";
     const EXAMPLE: Example =
         Example { parameters: &[("top", "3")], text: "Paris is the [MASK] of France." };
-    const MODEL: &'static str = "EncoderForMaskedLm";
+    const MODELS: &'static [&'static str] = &["EncoderForMaskedLm"];
     const SPLITS_TEXTS: bool = false;
 
     type Params = MaskFillerParams;

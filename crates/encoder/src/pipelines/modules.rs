@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    Error, Pooling, Result,
+    Error, Pooling, Result, TextTokenizer,
     load::{ModelFolder, Read},
     pipelines::{bge_m3, dense::Dense, splade::SpladePooling, static_embedding::Model2VecConfig},
     text::tokenizer::StaticRules,
@@ -380,16 +380,119 @@ pub(crate) fn is_transformer_alone(files: &ModelFolder) -> Result<bool> {
     Ok(entries(files)?.is_some_and(|entries| is_alone(&entries)))
 }
 
-/// Checks that a cross-encoder has no modules after the transformer.
+/// Whether `modules.json` has a LogitScore.
+pub(crate) fn has_logit_score(files: &ModelFolder) -> bool {
+    let entries = entries(files).ok().flatten().unwrap_or_default();
+    entries.iter().any(|entry| entry.class() == "LogitScore")
+}
+
+/// The LogitScore of a cross-encoder; `None` if a transformer is its only module.
 ///
 /// # Errors
-/// [`crate::ConfigError::Unsupported`] if it has other modules; the errors of [`entries`].
-pub(crate) fn check_cross_encoder(files: &ModelFolder) -> Result<()> {
-    match entries(files)? {
-        Some(entries) if !is_alone(&entries) => {
-            Err(unsupported(files, &entries, "a Transformer alone, for a cross-encoder"))
+/// [`crate::ConfigError::Unsupported`] if it has other modules; the errors of [`entries`] and
+/// [`LogitScore::from_files`].
+pub(crate) fn logit_score(files: &ModelFolder) -> Result<Option<LogitScore>> {
+    let Some(entries) = entries(files)? else { return Ok(None) };
+    match &entries[..] {
+        [_] if is_alone(&entries) => Ok(None),
+        [first, score] if first.class() == "Transformer" && score.class() == "LogitScore" => {
+            LogitScore::from_files(&files.folder(&score.path)).map(Some)
         }
-        _ => Ok(()),
+        _ => {
+            let expected = "a Transformer alone, or a Transformer and a LogitScore, for a \
+                            cross-encoder";
+            Err(unsupported(files, &entries, expected))
+        }
+    }
+}
+
+/// The tokens whose logits are the score of a causal language model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogitScore {
+    pub(crate) true_token_id: u32,
+    pub(crate) false_token_id: Option<u32>,
+    /// The file that names the tokens.
+    path: String,
+}
+
+/// The `config.json` of a LogitScore.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LogitScoreConfig {
+    true_token_id: u32,
+    #[serde(default)]
+    false_token_id: Option<u32>,
+    #[serde(default)]
+    module_input_name: Option<String>,
+}
+
+impl LogitScore {
+    /// Reads the module's config.
+    ///
+    /// # Errors
+    /// [`crate::FileError::NoFile`], [`crate::FileError::Io`] or [`crate::FileError::Json`] if the
+    /// file is missing, cannot be read or parsed, or has another key;
+    /// [`crate::ConfigError::Unsupported`] for another input than the logits.
+    fn from_files(files: &ModelFolder) -> Result<Self> {
+        const INPUT: &str = "causal_logits";
+        let json = files.need_json("config.json", "the tokens of a LogitScore")?;
+        let LogitScoreConfig { true_token_id, false_token_id, module_input_name } = json.to()?;
+        let path = json.path().to_string();
+        match module_input_name.filter(|name| name != INPUT) {
+            Some(got) => Err(Error::unsupported(path, "module_input_name", INPUT, got)),
+            None => Ok(Self { true_token_id, false_token_id, path }),
+        }
+    }
+
+    /// The tokens of a causal language model without `modules.json`, as in sentence-transformers;
+    /// `None` for another model. `files` are those of a model without `modules.json`.
+    ///
+    /// # Errors
+    /// [`crate::ConfigError::Unsupported`] if the vocabulary lacks the tokens; the errors of reading
+    /// `config.json` and of `tokenizer`.
+    pub(crate) fn of_causal_model(
+        files: &ModelFolder,
+        tokenizer: impl FnOnce() -> Result<TextTokenizer>,
+    ) -> Result<Option<(Self, TextTokenizer)>> {
+        #[derive(Deserialize)]
+        struct Keys {
+            architectures: Option<Vec<String>>,
+        }
+        let json = files.config()?;
+        let Keys { architectures } = json.to()?;
+        let architectures = architectures.unwrap_or_default();
+        let Some(class) = architectures.first().filter(|class| class.ends_with("ForCausalLM"))
+        else {
+            return Ok(None);
+        };
+        let tokenizer = tokenizer()?;
+        let path = json.path().to_string();
+        match (tokenizer.token_id("yes"), tokenizer.token_id("no")) {
+            (Some(true_token_id), no @ Some(_)) => {
+                Ok(Some((Self { true_token_id, false_token_id: no, path }, tokenizer)))
+            }
+            _ => {
+                let expected = "a sequence classifier, or the tokens yes and no in the vocabulary \
+                                of a causal language model";
+                Err(Error::unsupported(path, "architectures", expected, class))
+            }
+        }
+    }
+
+    /// Checks that the vocabulary has the tokens.
+    ///
+    /// # Errors
+    /// [`crate::ConfigError::Unsupported`] if it does not.
+    pub(crate) fn check(&self, vocab_size: usize) -> Result<()> {
+        let ids =
+            [("true_token_id", Some(self.true_token_id)), ("false_token_id", self.false_token_id)];
+        for (key, id) in ids {
+            if let Some(id) = id.filter(|&id| id as usize >= vocab_size) {
+                let expected = "an id below the vocab_size of the model's config.json";
+                return Err(Error::unsupported(&self.path, key, expected, id));
+            }
+        }
+        Ok(())
     }
 }
 

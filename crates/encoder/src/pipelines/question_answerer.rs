@@ -133,7 +133,7 @@ impl Pipeline for QuestionAnswerer {
         parameters: &[("question", "Where did she live?")],
         text: "Ada Lovelace lived in London.",
     };
-    const MODEL: &'static str = "EncoderForQuestionAnswering";
+    const MODELS: &'static [&'static str] = &["EncoderForQuestionAnswering"];
     const SPLITS_TEXTS: bool = true;
 
     type Params = QuestionAnswererParams;

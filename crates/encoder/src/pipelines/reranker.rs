@@ -30,19 +30,20 @@ impl Reranker {
     ///
     /// # Errors
     /// The errors of [`MultiVectorEmbedder::from_files`], or those of [`TextClassifier::from_files`]
-    /// and [`TextClassifier::rank_tokens`].
+    /// and [`TextClassifier::rank_tokens`]; [`crate::ConfigError::ChatTemplate`] for a chat template
+    /// that cannot render a query and a document.
     pub fn from_files(files: &ModelFiles, options: &LoadOptions) -> Result<Self> {
         if EmbeddingKind::from_files(files)? == EmbeddingKind::Multi {
             let model = MultiVectorEmbedder::from_files(files, options)?;
             return Ok(Self::MultiVector(model.into()));
         }
         let model = TextClassifier::from_files(files, options)?;
-        model.rank_tokens(&[])?; // refuses a model that does not rank
+        model.check_ranks()?;
         Ok(Self::CrossEncoder(model.into()))
     }
 
-    /// Scores documents. `prompt` is put before the query; without it, a cross-encoder has its
-    /// default prompt, and a multi-vector model that of queries. The documents of a multi-vector
+    /// Scores documents. `prompt` is put before the query, or is the system message of a chat
+    /// template; without it, a cross-encoder has its default prompt, and a multi-vector model that of queries. The documents of a multi-vector
     /// model have the prompt of documents.
     ///
     /// # Errors

@@ -40,8 +40,8 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     const ABOUT: &'static str;
     /// A call as an example: the arguments and the text.
     const EXAMPLE: Example;
-    /// The type of the model, as [`Inspection`](crate::Inspection) lists it: one with a head.
-    const MODEL: &'static str;
+    /// The types of the model, as [`Inspection`](crate::Inspection) lists them: those with a head.
+    const MODELS: &'static [&'static str];
     /// Whether a text longer than the model's maximum length is read as a whole, as several
     /// sequences. Otherwise the text is truncated. A server limits the size of such texts.
     const SPLITS_TEXTS: bool;

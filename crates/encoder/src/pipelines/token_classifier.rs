@@ -159,7 +159,7 @@ impl Pipeline for TokenClassifier {
     const COMMAND: &'static str = "tag";
     const ABOUT: &'static str = "Extract named entities (token classification)";
     const EXAMPLE: Example = Example { parameters: &[], text: "Ada Lovelace lived in London." };
-    const MODEL: &'static str = "EncoderForTokenClassification";
+    const MODELS: &'static [&'static str] = &["EncoderForTokenClassification"];
     const SPLITS_TEXTS: bool = true;
 
     type Params = TokenClassifierParams;

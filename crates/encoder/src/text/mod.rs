@@ -4,6 +4,7 @@ use std::ops::Range;
 
 mod ascii_word_piece;
 mod byte_bpe;
+pub(crate) mod chat_template;
 mod chunks;
 mod hash_order;
 pub(crate) mod prompts;

@@ -51,8 +51,10 @@ pub(crate) enum Loader {
     Transformers,
     /// `SentenceTransformer` of sentence-transformers.
     SentenceTransformer,
-    /// `CrossEncoder` of sentence-transformers.
+    /// `CrossEncoder` of sentence-transformers with a sequence classifier.
     CrossEncoder,
+    /// `CrossEncoder` of sentence-transformers with a causal language model and a LogitScore.
+    LogitScore,
     /// `SparseEncoder` of sentence-transformers.
     SparseEncoder,
     /// `MultiVectorEncoder` of sentence-transformers.
@@ -73,7 +75,54 @@ pub(crate) struct SentenceConfig {
     pub(crate) tokenizer: Map<String, Value>,
     /// The lengths of the queries and documents of a multi-vector model.
     pub(crate) lengths: TaskLengths,
+    /// If set, a cross-encoder's chat template renders each pair.
+    pub(crate) messages: Option<MessageSettings>,
 }
+
+/// How a chat template renders messages.
+#[derive(Clone, Debug)]
+pub(crate) struct MessageSettings {
+    /// The form of a message's content; `None`: that of the template.
+    pub(crate) format: Option<MessageFormat>,
+    /// Variables of the template.
+    pub(crate) variables: Map<String, Value>,
+    /// Whether the end of the template is kept if a text is truncated.
+    pub(crate) restore_suffix: bool,
+}
+
+impl Default for MessageSettings {
+    fn default() -> Self {
+        Self { format: None, variables: Map::new(), restore_suffix: true }
+    }
+}
+
+/// The form of a message's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MessageFormat {
+    /// The text.
+    Flat,
+    /// A list with one element: `{"type": "text", "text": …}`.
+    Structured,
+}
+
+/// Arguments of `apply_chat_template` that are not variables of the template.
+const TEMPLATE_ARGUMENTS: [&str; 15] = [
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+];
 
 /// The maximum lengths of queries and documents, and the expansion of queries.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -136,12 +185,14 @@ struct Keys {
     tokenizer_name_or_path: Value,
 }
 
-/// Arguments of the tokenizer call: for texts (`text`), and for inputs of all kinds (`common`).
+/// Arguments of the tokenizer call: for texts (`text`), and for inputs of all kinds (`common`); and
+/// those of the call that renders messages (`chat_template`).
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ProcessingKwargs {
     text: Option<Map<String, Value>>,
     common: Option<Map<String, Value>>,
+    chat_template: Option<Map<String, Value>>,
 }
 
 impl SentenceConfig {
@@ -166,6 +217,9 @@ impl SentenceConfig {
                 return Self::new(keys, loader, path);
             }
         }
+        if loader == Loader::LogitScore {
+            return Err(no_task(files.path(FILES[0])));
+        }
         Ok(Self::default())
     }
 
@@ -177,7 +231,13 @@ impl SentenceConfig {
                 "sequence-classification",
                 "logits",
                 "scores",
-                "only text, with the method forward and the output logits",
+                "only text and messages, with the method forward and the output logits",
+            ),
+            Loader::LogitScore => (
+                LOGIT_SCORE_TASK,
+                "logits",
+                "causal_logits",
+                "only text and messages, with the method forward and the output logits",
             ),
             Loader::SparseEncoder => (
                 "fill-mask",
@@ -192,18 +252,29 @@ impl SentenceConfig {
                 "only text, with the method forward and the output last_hidden_state",
             ),
         };
-        if let Some(got) = keys.transformer_task.filter(|got| got != task) {
-            return Err(unsupported("transformer_task", task, got));
+        match keys.transformer_task {
+            None if loader == Loader::LogitScore => return Err(no_task(path)),
+            Some(got) if got != task => return Err(unsupported("transformer_task", task, got)),
+            _ => {}
         }
         if let Some(got) = keys.module_output_name.filter(|got| got != name) {
             return Err(unsupported("module_output_name", name, got));
         }
-        if let Some(modalities) = &keys.modality_config
-            && !is_plain_text(modalities, output)
-        {
-            let got = Value::from(modalities.clone()).to_string();
+        let takes_messages = [Loader::CrossEncoder, Loader::LogitScore].contains(&loader);
+        let mut modalities = keys.modality_config.unwrap_or_default();
+        if !are_texts(&modalities, output, takes_messages) {
+            let got = Value::from(modalities).to_string();
             return Err(unsupported("modality_config", modality, got));
         }
+        let format = modalities.remove("message").map(|mut message| message["format"].take());
+        let format = format.map(|format| match format.as_str() {
+            _ if format.is_null() => Ok(None),
+            Some("auto") => Ok(None),
+            Some("flat") => Ok(Some(MessageFormat::Flat)),
+            Some("structured") => Ok(Some(MessageFormat::Structured)),
+            _ => Err(unsupported("format", "flat, structured or auto", format.to_string())),
+        });
+        let format = format.transpose()?;
         let lengths = [
             ("query_length", keys.query_length),
             ("document_length", keys.document_length),
@@ -255,6 +326,28 @@ impl SentenceConfig {
                 return Err(unsupported("processing_kwargs", expected, format!("{name}: {value}")));
             }
         }
+        let mut messages = format.map(|format| MessageSettings { format, ..Default::default() });
+        if let Some(messages) = &mut messages {
+            let mut variables = processing.chat_template.unwrap_or_default();
+            let refused = |(name, value): &(&String, &Value)| {
+                TEMPLATE_ARGUMENTS.contains(&&name[..]) && !value.is_null()
+            };
+            if let Some((name, value)) = variables.iter().find(refused) {
+                let expected = "chat_template with restore_suffix, add_generation_prompt and other \
+                                variables of the template";
+                return Err(unsupported("processing_kwargs", expected, format!("{name}: {value}")));
+            }
+            variables.retain(|name, _| !TEMPLATE_ARGUMENTS.contains(&&name[..]));
+            match variables.remove("restore_suffix") {
+                None => {}
+                Some(Value::Bool(restore)) => messages.restore_suffix = restore,
+                Some(got) => {
+                    let got = format!("restore_suffix: {got}");
+                    return Err(unsupported("processing_kwargs", "true or false", got));
+                }
+            }
+            messages.variables = variables;
+        }
         let mut tokenizer = keys.processor_kwargs.unwrap_or_default();
         tokenizer.retain(|name, _| !IGNORED_ARGUMENTS.contains(&&name[..]));
         let refused =
@@ -273,15 +366,27 @@ impl SentenceConfig {
             max_length,
             tokenizer,
             lengths,
+            messages,
             path,
         })
     }
 }
 
-/// Whether text is the only modality, its method is `forward`, and the method's output is `output`.
-fn is_plain_text(modalities: &Map<String, Value>, output: &str) -> bool {
+/// The task of a causal language model, whose logits a LogitScore reads.
+const LOGIT_SCORE_TASK: &str = "text-generation";
+
+/// The error for a file that does not name the task of a causal language model.
+fn no_task(path: String) -> Error {
+    Error::unsupported(path, "transformer_task", LOGIT_SCORE_TASK, "(absent)")
+}
+
+/// Whether text is the only modality, or messages are another if `takes_messages`, their method is
+/// `forward`, and the method's output is `output`.
+fn are_texts(modalities: &Map<String, Value>, output: &str, takes_messages: bool) -> bool {
     modalities.iter().all(|(name, params)| {
-        name == "text" && params["method"] == "forward" && params["method_output_name"] == output
+        (name == "text" || (takes_messages && name == "message"))
+            && params["method"] == "forward"
+            && params["method_output_name"] == output
     })
 }
 

@@ -95,6 +95,8 @@ pub struct TextTokenizer {
     has_type_ids: bool,
     /// The ids of all special tokens: those of the settings, and the defaults of the class.
     special_ids: BTreeSet<u32>,
+    /// See [`Self::special_tokens_map`].
+    special_tokens_map: Arc<[(&'static str, String)]>,
     /// Whether long texts can be tokenized in chunks.
     can_split: bool,
     /// The rules for ASCII texts, if they are BERT's.
@@ -247,6 +249,7 @@ impl TextTokenizer {
             unknown_id: tokenizer.token_to_id(settings.named("unk_token")),
             pad_id: tokenizer.token_to_id(settings.named("pad_token")).unwrap_or(0),
             special_ids: special_ids.collect(),
+            special_tokens_map: settings.special_tokens_map().into(),
             // A damaged tokenizer that panics here also does so when it is used, which is an error.
             can_split: guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false),
             ascii: AsciiWordPiece::new(&tokenizer).map(Arc::new),
@@ -303,6 +306,7 @@ impl TextTokenizer {
             unknown_id,
             pad_id: 0,
             special_ids: BTreeSet::new(),
+            special_tokens_map: Arc::default(),
             can_split: guarded(|| Ok(chunks::can_split(&tokenizer))).unwrap_or(false),
             ascii: AsciiWordPiece::new(&tokenizer).map(Arc::new),
             tokenizer: Arc::new(tokenizer),
@@ -453,6 +457,12 @@ impl TextTokenizer {
     /// The id of the token for parts of a text that the vocabulary lacks, if it has one.
     pub(crate) fn unknown_token_id(&self) -> Option<u32> {
         self.unknown_id
+    }
+
+    /// The keys and texts of the named special tokens, such as `eos_token`. Chat templates have
+    /// them as variables.
+    pub(crate) fn special_tokens_map(&self) -> &[(&'static str, String)] {
+        &self.special_tokens_map
     }
 
     /// The number of special tokens that are added to every text.

@@ -153,6 +153,8 @@ pub(crate) struct TokenizerConfig {
     keeps_extra: bool,
     /// See [`Self::adds_bos_and_eos`].
     adds_bos_and_eos: Option<[bool; 2]>,
+    /// The keys of named special tokens that the files set to null.
+    without: Vec<String>,
     /// The path of the file that sets `tokenizer_class`.
     class_path: String,
     /// The class if no file names one. [`REGISTERED_CLASS`] applies even if a file names a class.
@@ -235,8 +237,10 @@ impl TokenizerConfig {
         named.sort_by_key(|(key, _)| {
             NAMED_TOKENS.iter().position(|name| name == key).unwrap_or(NAMED_TOKENS.len())
         });
+        let nulls = config.iter().filter(|(key, value)| is_named_token(key) && value.is_null());
         let mut config = Self {
             adds_bos_and_eos: adds_bos_and_eos(&config, &keys),
+            without: nulls.map(|(key, _)| key.clone()).collect(),
             keys,
             with_ids: vec![],
             named,
@@ -383,6 +387,19 @@ impl TokenizerConfig {
         let defaults = self.rules().map_or(BERT_TOKENS, |class| class.special_tokens);
         let default = || defaults.iter().find(|(name, _)| *name == key).map(|(_, text)| *text);
         named.or_else(default).unwrap_or_default()
+    }
+
+    /// The keys and texts of the named special tokens that the tokenizer has.
+    pub(crate) fn special_tokens_map(&self) -> Vec<(&'static str, String)> {
+        let defaults = self.rules().map_or(&[][..], |class| class.special_tokens);
+        let text = |key: &'static str| {
+            let named = self.named.iter().find(|(name, _)| name == key);
+            let named = named.map(|(_, token)| token.text());
+            let default = || defaults.iter().find(|(name, _)| *name == key).map(|(_, text)| *text);
+            let default = || default().filter(|_| !self.without.iter().any(|null| null == key));
+            Some((key, named.or_else(default)?.to_string()))
+        };
+        NAMED_TOKENS.into_iter().filter_map(text).collect()
     }
 
     /// [`Self::named`], and its id.
@@ -687,29 +704,6 @@ fn keeps_extra(config: &Map<String, Value>, map: &Map<String, Value>) -> bool {
         }
         Some(_) => true,
     }
-}
-
-/// The path of the file with a chat template, if the folder has one and no `modules.json`.
-/// sentence-transformers then formats texts with the template.
-///
-/// # Errors
-/// [`crate::FileError::Io`] or [`crate::FileError::Json`] if a file cannot be read or parsed.
-pub(crate) fn chat_template(files: &ModelFolder) -> Result<Option<String>> {
-    const TEMPLATE: &str = "chat_template.jinja";
-    if files.has("modules.json")? {
-        return Ok(None);
-    }
-    if files.has(TEMPLATE)? {
-        return Ok(Some(files.path(TEMPLATE)));
-    }
-    let config: Map<String, Value> = files.json(CONFIG)?.unwrap_or_default();
-    let has_template = config.get("chat_template").is_some_and(|template| !template.is_null());
-    Ok(has_template.then(|| files.path(CONFIG)))
-}
-
-/// The error for a chat template in the file at `path`, which is not implemented.
-pub(crate) fn chat_template_unsupported(path: &str) -> Error {
-    Error::unsupported(path, "chat_template", "no chat template", "of this file")
 }
 
 /// Whether a value is neither null nor an empty list or object.

@@ -12,8 +12,8 @@ use std::{
 
 use axum::{extract::State, response::Response};
 use encoder::{
-    Embedder, LogitActivation, MultiVector, MultiVectorEmbedder, Piece, Pipeline, SparseEmbedder,
-    SparseVector, TextClassifier, TextTokenizer, Tokens,
+    Embedder, LogitActivation, MultiVector, MultiVectorEmbedder, Piece, Pipeline, Prompt,
+    SparseEmbedder, SparseVector, TextClassifier, TextTokenizer, Tokens,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -412,11 +412,11 @@ fn tokenize_mixed(classifier: &TextClassifier, pairs: &[Pair]) -> Result<Vec<Tok
         .filter_map(|(first, second)| Some((first.as_str(), second.as_deref()?)))
         .collect();
     let mut text_tokens = classifier.tokenize_texts(&texts)?.into_iter();
-    // A model with a chat template refuses pairs, even an empty list.
+    // A model whose chat template cannot render pairs refuses even an empty list.
     let mut pair_tokens = if pairs_only.is_empty() {
         vec![].into_iter()
     } else {
-        classifier.tokenize_text_pairs(&pairs_only)?.into_iter()
+        classifier.tokenize_text_pairs(&pairs_only, Prompt::None)?.into_iter()
     };
     let next = |(_, second): &Pair| match second {
         None => text_tokens.next(),
