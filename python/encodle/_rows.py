@@ -1,32 +1,37 @@
-"""Columns of vectors with null for the rows that were left out."""
+"""Columns of embeddings for the types of Spark and Daft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from encodle import BatchEmbedder, EncodleError
-
-
-def check_dense(vector_type: pa.DataType) -> None:
-    """Raises EncodleError for the type of a column of sparse vectors or of several vectors."""
-    if not pa.types.is_fixed_size_list(vector_type):
-        raise EncodleError(
-            "the adapters for Spark and Daft have no columns of sparse vectors or of a vector per token: "
-            "expected a dense model; use encodle.BatchEmbedder or encodle.ray"
-        )
+from encodle import BatchEmbedder
 
 
 def embed_column(embed: BatchEmbedder, texts: pa.Array, name_of_row: Callable[[int], str]) -> list[Any]:
-    """One vector of shape (E,) per text, None for the rows that `on_error="skip"` left out.
+    """The embedding of each text, None for the rows that `on_error="skip"` left out: an array (E,); for
+    a sparse model a list of dicts of `index` and `value`; for a multi-vector model a list of arrays (E,).
 
     `embed` must have the default `column` and `output_column`.
     """
     batch, left_out = embed.embed_valid(pa.RecordBatch.from_arrays([texts], ["text"]), name_of_row)
-    column = batch.column("embedding")
-    check_dense(column.type)
-    vectors = iter(column.flatten().to_numpy().reshape(-1, column.type.list_size))  # (B, E)
-    skipped = set(left_out)
-    return [None if row in skipped else next(vectors) for row in range(len(texts))]
+    rows, skipped = iter(_rows(batch.column("embedding"))), set(left_out)
+    return [None if row in skipped else next(rows) for row in range(len(texts))]
+
+
+def _rows(column: pa.Array) -> Iterable[Any]:
+    """The embeddings in a column of `BatchEmbedder`."""
+    if pa.types.is_fixed_size_list(column.type):
+        return _matrix(column)
+    if pa.types.is_struct(column.type.value_type):
+        return column.to_pylist()
+    ends = np.cumsum(column.value_lengths().to_numpy())
+    return [list(vectors) for vectors in np.split(_matrix(column.flatten()), ends)]
+
+
+def _matrix(vectors: pa.FixedSizeListArray) -> np.ndarray:
+    """(B, E), the vectors in f32."""
+    return vectors.flatten().to_numpy().astype(np.float32, copy=False).reshape(-1, vectors.type.list_size)

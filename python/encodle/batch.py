@@ -120,8 +120,7 @@ class BatchEmbedder:
             return _models[key]
 
     def _opened(self) -> EmbeddingModel[Any]:
-        path = _arguments.model_path(self.model)
-        kind = "dense" if self.pooling else _encodle.embedding_kind(path)
+        path, kind = _arguments.model_path(self.model), self._kind()
         if kind == "sparse":
             return SparseEncoder(path, precision=self.precision, threads=self.threads)
         if kind == "multi":
@@ -129,6 +128,13 @@ class BatchEmbedder:
         return SentenceTransformer(
             self.model, precision=self.precision, pooling=self.pooling, threads=self.threads
         )
+
+    def _kind(self) -> str:
+        """The kind of the model: "dense", "sparse" or "multi". Does not open the model.
+
+        Raises EncodleError if the settings of the model cannot be read.
+        """
+        return "dense" if self.pooling else _encodle.embedding_kind(_arguments.model_path(self.model))
 
     @property
     def dimension(self) -> int:

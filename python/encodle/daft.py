@@ -25,6 +25,9 @@ __all__ = ["EncodleProvider"]
 class EncodleProvider(Provider):
     """A provider whose text embedder is `encodle.BatchEmbedder`.
 
+    The column is an embedding of Daft; for a sparse model a list of structs of `index` and `value`; for
+    a multi-vector model a list of lists.
+
     `embed_text` takes `model` (by default the built-in model), `dimensions` (the number of values
     to keep of each vector), and the options `batch_size`, `max_retries` and `on_error`, as with
     Daft's own providers. `on_error="log"` or `"ignore"` gives null for the rows of a failed batch.
@@ -90,6 +93,23 @@ class EncodleProvider(Provider):
         return _Descriptor(self._name, model, {**self._settings, "truncate_dim": dimensions}, options)
 
 
+#: The type of the column by the kind of the model, if the model is not dense.
+_TYPES = {
+    "sparse": DataType.list(DataType.struct({"index": DataType.uint32(), "value": DataType.float32()})),
+    "multi": DataType.list(DataType.list(DataType.float32())),
+}
+
+
+@dataclass
+class _ListColumn(EmbeddingDimensions):
+    """The dimensions of a model whose column is not an embedding of Daft."""
+
+    column_type: DataType
+
+    def as_dtype(self) -> DataType:
+        return self.column_type
+
+
 @dataclass
 class _Descriptor(TextEmbedderDescriptor):
     provider: str
@@ -111,11 +131,16 @@ class _Descriptor(TextEmbedderDescriptor):
         return UDFOptions(**{"batch_size": 2048, "max_retries": 0, **self.options})
 
     def get_dimensions(self) -> EmbeddingDimensions:
-        size = BatchEmbedder(self.model, **self.settings).dimension
-        dimensions = self.settings["truncate_dim"]
-        if dimensions is not None and dimensions > size:
-            raise ValueError(f"dimensions is {dimensions}: expected at most {size}, the model's dimension")
-        return EmbeddingDimensions(size=size, dtype=DataType.float32())
+        embedder = BatchEmbedder(self.model, **self.settings)
+        size, dimensions, kind = embedder.dimension, self.settings["truncate_dim"], embedder._kind()
+        if kind == "dense":
+            if dimensions is not None and dimensions > size:
+                raise ValueError(f"dimensions is {dimensions}: expected at most {size}, the model's dimension")
+            return EmbeddingDimensions(size=size, dtype=DataType.float32())
+        if dimensions is not None:
+            raise ValueError(f"dimensions has no meaning for a {kind} model: leave it out")
+        embedder._open()._column_type(embedder)  # checks the other settings
+        return _ListColumn(size, DataType.float32(), _TYPES[kind])
 
     def instantiate(self) -> TextEmbedder:
         return _Embedder(self.model, self.settings)
@@ -126,7 +151,7 @@ class _Embedder(TextEmbedder):
         self._embed = BatchEmbedder(model, **settings)
 
     def embed_text(self, text: list[str]) -> list[Any]:
-        """One vector per text; Daft passes None for a null."""
+        """One embedding per text; Daft passes None for a null."""
         return embed_column(self._embed, pa.array(text, pa.string()), lambda row: f"row {row} of a batch")
 
 

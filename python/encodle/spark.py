@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.functions import pandas_udf
-from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
+from pyspark.sql.types import ArrayType, FloatType, IntegerType, StructField, StructType
 
 import encodle
 from encodle import BatchEmbedder, EncodleError
-from encodle._rows import check_dense, embed_column
+from encodle._rows import embed_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,12 +35,31 @@ if TYPE_CHECKING:
 __all__ = ["add_package", "embed", "embed_function", "embed_udf"]
 
 _VECTOR = ArrayType(FloatType(), containsNull=False)
+_PAIR = StructType([StructField("index", IntegerType(), False), StructField("value", FloatType(), False)])
+
+#: The type of the column by the kind of the model.
+_TYPES = {
+    "dense": _VECTOR,
+    "sparse": ArrayType(_PAIR, containsNull=False),
+    "multi": ArrayType(_VECTOR, containsNull=False),
+}
+
+#: The same types in Arrow. Spark has no type for lists of a fixed size, and none for unsigned integers.
+_ARROW_TYPES = {
+    "dense": pa.list_(pa.float32()),
+    "sparse": pa.list_(pa.struct([("index", pa.int32()), ("value", pa.float32())])),
+    "multi": pa.list_(pa.list_(pa.float32())),
+}
 
 
 def embed(
     dataframe: DataFrame, model: str | None = None, *, id_column: str | None = None, **settings: Any
 ) -> DataFrame:
-    """Append the column of vectors, `array<float>`, to a DataFrame.
+    """Append the column of vectors to a DataFrame: `array<float>`; for a sparse model
+    `array<struct<index:int,value:float>>`; for a multi-vector model `array<array<float>>`.
+
+    The driver reads the settings of the model, which select the type of the column. If it cannot read
+    them, it expects a dense model.
 
     Parameters
     ----------
@@ -78,8 +97,9 @@ def embed(
             f"column {existing!r} already exists: expected a new name for the vectors; pass "
             "output_column"
         )
-    schema = StructType([*dataframe.schema.fields, StructField(output_column, _VECTOR, nullable=False)])
-    return dataframe.mapInArrow(embed_function(model, id_column=id_column, **settings), schema)
+    kind = _kind(BatchEmbedder(model, **settings))
+    schema = StructType([*dataframe.schema.fields, StructField(output_column, _TYPES[kind], nullable=False)])
+    return dataframe.mapInArrow(_function(model, id_column, settings, kind), schema)
 
 
 def embed_function(
@@ -91,12 +111,20 @@ def embed_function(
     --------
     >>> texts.mapInArrow(embed_function(), "text string, embedding array<float>")  # doctest: +SKIP
     """
+    return _function(model, id_column, settings, None)
+
+
+def _function(
+    model: str | None, id_column: str | None, settings: dict[str, Any], kind: str | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """`embed_function` for a model of this kind; None for any kind."""
     checked = BatchEmbedder(model, **settings)
     # Executors have another working directory: the path of a model is absolute in `checked`.
     model, output_column = checked.model, checked.output_column
 
     def function(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        embedder, start = _embedder(model, settings), 0
+        embedder, start = _embedder(model, settings, kind), 0
+        arrow_type = _ARROW_TYPES[embedder._kind()]
         for batch in batches:
 
             def name(row: int, batch: pa.RecordBatch = batch, start: int = start) -> str:
@@ -108,9 +136,7 @@ def embed_function(
 
             embedded, _ = embedder.embed_valid(batch, name)
             start += batch.num_rows
-            # Spark has no type for lists of a fixed size.
-            check_dense(embedded.schema.field(output_column).type)
-            vectors = embedded.column(output_column).cast(pa.list_(pa.float32()))
+            vectors = embedded.column(output_column).cast(arrow_type)
             columns = [*embedded.columns[:-1], vectors]
             yield pa.RecordBatch.from_arrays(columns, names=embedded.schema.names)
 
@@ -118,7 +144,7 @@ def embed_function(
 
 
 def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
-    """A pandas UDF from a column of texts to a column of vectors, `array<float>`.
+    """A pandas UDF from a column of texts to a column of vectors, of the types of `embed`.
 
     The arguments are those of `BatchEmbedder`, without `column` and `output_column`; `threads` is
     `spark.task.cpus` by default. A UDF cannot remove rows: with `on_error="skip"`, the vector of an
@@ -133,12 +159,13 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
     for name in ("column", "output_column"):
         if name in settings:
             raise TypeError(f"embed_udf has no argument {name}: the caller of the UDF names its columns")
-    model = BatchEmbedder(model, **settings).model  # checks the arguments; makes a path absolute
+    checked = BatchEmbedder(model, **settings)
+    model, kind = checked.model, _kind(checked)  # the path of a model is absolute in `checked`
 
     import pandas as pd
 
     def function(batches: Iterable[Any]) -> Iterator[Any]:
-        embedder, start = _embedder(model, settings), 0
+        embedder, start = _embedder(model, settings, kind), 0
         for texts in batches:
             column = pa.array(texts, pa.string(), from_pandas=True)
             yield pd.Series(embed_column(embedder, column, lambda row: _name(start + row)), dtype=object)
@@ -146,7 +173,7 @@ def embed_udf(model: str | None = None, **settings: Any) -> Callable[..., Any]:
 
     # pandas_udf cannot read annotations that are strings (PEP 563).
     function.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
-    return pandas_udf(function, _VECTOR)
+    return pandas_udf(function, _TYPES[kind])
 
 
 def add_package(spark: SparkSession) -> None:
@@ -199,12 +226,29 @@ def _column(dataframe: DataFrame, name: str) -> str:
     return found
 
 
-def _embedder(model: str | None, settings: dict[str, Any]) -> BatchEmbedder:
-    """The embedder of a task. The tasks of a worker process share the model."""
+def _kind(embedder: BatchEmbedder) -> str:
+    """The kind of the model, "dense" if its settings cannot be read here."""
+    try:
+        return embedder._kind()
+    except EncodleError:
+        return "dense"
+
+
+def _embedder(model: str | None, settings: dict[str, Any], kind: str | None = None) -> BatchEmbedder:
+    """The embedder of a task. The tasks of a worker process share the model.
+
+    Raises EncodleError if the model is not of this kind; None for any kind.
+    """
     context = TaskContext.get()
     if settings.get("threads") is None and context is not None:
         settings = {**settings, "threads": context.cpus()}
-    return BatchEmbedder(model, **settings)
+    embedder = BatchEmbedder(model, **settings)
+    if kind is not None and (got := embedder._kind()) != kind:
+        raise EncodleError(
+            f"{model} is a {got} model: expected a {kind} one, because the driver could not read the "
+            "settings of the model; give the driver access to the model"
+        )
+    return embedder
 
 
 def _name(row: int) -> str:

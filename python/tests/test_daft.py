@@ -21,7 +21,7 @@ from daft.functions import embed_text
 
 import encodle.daft
 from clusters import embed_here, vector_bytes, write_shards
-from conftest import MINILM
+from conftest import GOLDEN, MINILM
 from encodle.daft import EncodleProvider
 
 
@@ -72,6 +72,35 @@ class TestProvider:
         monkeypatch.chdir(MINILM.parent)
         descriptor = EncodleProvider().get_text_embedder(MINILM.name + "/.")
         assert descriptor.get_model() == str(MINILM)
+
+    @pytest.mark.parametrize(
+        ("name", "column_type"),
+        [
+            (
+                "sparse/splade_max",
+                daft.DataType.list(
+                    daft.DataType.struct(
+                        {"index": daft.DataType.uint32(), "value": daft.DataType.float32()}
+                    )
+                ),
+            ),
+            ("multi_vector/expansion", daft.DataType.list(daft.DataType.list(daft.DataType.float32()))),
+        ],
+    )
+    def test_sparse_and_multi_vector_models_have_columns_of_lists(self, texts, name, column_type):
+        model = str(GOLDEN / name)
+        provider = EncodleProvider(prompt_name="query", skip_invalid=True)
+        embedded = embed([*texts, None], provider=provider, model=model, batch_size=7)
+        assert embedded.schema()["embedding"].dtype == column_type
+        here = encodle.BatchEmbedder(model, prompt_name="query")(pa.table({"text": texts}))
+        assert embedded.to_pydict()["embedding"] == [*here["embedding"].to_pylist(), None]
+        with pytest.raises(ValueError, match="dimensions has no meaning for a (sparse|multi) model"):
+            embed(texts, provider="encodle", model=model, dimensions=3)
+
+    def test_a_setting_without_meaning_for_a_sparse_model_is_an_error(self, texts):
+        provider = EncodleProvider(normalize_embeddings=True)
+        with pytest.raises(ValueError, match="normalize_embeddings and truncate_dim have no meaning"):
+            embed(texts, provider=provider, model=str(GOLDEN / "sparse/splade_max"))
 
     def test_a_null_text_fails_with_its_row(self):
         with pytest.raises(encodle.EncodleError, match="row 1 of a batch, column 'text': .*null"):

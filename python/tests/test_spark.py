@@ -12,7 +12,7 @@ import zipfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import MINILM
+from conftest import GOLDEN, MINILM
 
 import encodle
 from encodle import EncodleError
@@ -25,6 +25,9 @@ from pyspark.sql import SparkSession
 from clusters import When, descendants, command, embed_here, kill, vector_bytes, wait_for, write_shards
 import encodle.spark
 from encodle.spark import add_package, embed, embed_function, embed_udf
+
+
+SPARSE, MULTI = GOLDEN / "sparse/splade_max", GOLDEN / "multi_vector/expansion"
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +82,36 @@ class TestEmbed:
         embedded = texts.withColumn("embedding", embed_udf()("text"))
         assert embedded.schema["embedding"].dataType.simpleString() == "array<float>"
         assert vector_bytes(arrow(embedded)) == vector_bytes(embed_here(pq.read_table(shards)))
+
+    @pytest.mark.parametrize(
+        ("folder", "column_type"),
+        [
+            (SPARSE, "array<struct<index:int,value:float>>"),
+            (MULTI, "array<array<float>>"),
+        ],
+    )
+    def test_sparse_and_multi_vector_models_have_columns_of_lists(self, spark, shards, folder, column_type):
+        settings = {"prompt_name": "document", "on_error": "skip", "output_column": "embedding"}
+        texts = spark.read.parquet(str(shards))
+        texts = texts.selectExpr("id", "if(id = 7, null, text) as text")
+        here = encodle.BatchEmbedder(folder, **settings)(texts.toArrow())
+        expected = dict(zip(here["id"].to_pylist(), here["embedding"].to_pylist(), strict=True))
+        assert len(expected) == 119 and all(expected.values())
+        embedded = embed(texts, folder, **settings)
+        assert embedded.schema["embedding"].dataType.simpleString() == column_type
+        del settings["output_column"]
+        udf = texts.withColumn("embedding", embed_udf(folder, **settings)("text"))
+        assert udf.schema["embedding"].dataType.simpleString() == column_type
+        for frame, extra in ((embedded, {}), (udf, {7: None})):
+            table = frame.toArrow()
+            got = dict(zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True))
+            assert got == expected | extra
+
+    def test_a_model_that_the_driver_cannot_read_must_be_dense(self, spark, shards, monkeypatch):
+        texts = spark.read.parquet(str(shards))
+        monkeypatch.setattr(encodle.spark, "_kind", lambda _: "dense")
+        with pytest.raises(Exception, match="EncodleError: .* is a sparse model: expected a dense one"):
+            embed(texts, SPARSE).collect()
 
     def test_workers_import_the_package_from_the_archive(self, spark):
         def files(_):
