@@ -445,7 +445,7 @@ fn wrong_files_of_causal_rerankers_are_errors_that_name_the_cause() -> Result {
         ),
         (
             vec![("config.json", &bidirectional)],
-            "m/config.json: model_type Qwen3 is not supported: expected a causal language model",
+            "m/config.json: is_causal false is not supported: expected true, for a causal language model",
         ),
         (
             vec![(template, "")],

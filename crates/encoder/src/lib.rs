@@ -91,8 +91,7 @@ pub use load::{
 pub use mha;
 pub use models::{
     AnswerScores, BertConfig, CausalLm, EncoderDecoder, EncoderDecoderConfig, EncoderForLogitScore,
-    EncoderForMaskedLm,
-    EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
+    EncoderForMaskedLm, EncoderForNextSentencePrediction, EncoderForQuestionAnswering,
     EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, EncoderOutput,
     EncoderStates, GenerateConfig, HeadConfig, Labels, ModelConfig, RaggedBatch, SequencePooling,
     Strategy,

@@ -493,12 +493,16 @@ impl EncoderConfig {
                 return unsupported("max_relative_positions", expected, &max.to_string());
             }
         }
-        let head_dim = self.attention()?.head_dim();
         let eps = self.norm.eps;
         if !(eps.is_finite() && eps >= 0.0) {
-            let (field, expected) = ("layer_norm_eps", "0 or a small positive number");
+            let field = match self.norm.kind {
+                NormKind::LayerNorm { .. } => "layer_norm_eps",
+                NormKind::RmsNorm { .. } => "rms_norm_eps",
+            };
+            let expected = "0 or a small positive number";
             return Err(ConfigError::Value { field, expected, got: eps }.into());
         }
+        let head_dim = self.attention()?.head_dim();
         if self.uses_tables() && self.max_position_embeddings > MAX_COMPUTED_POSITIONS {
             let (expected, got) = ("at most 2^20 positions", self.max_position_embeddings);
             return unsupported("max_position_embeddings", expected, &got.to_string());

@@ -12,6 +12,8 @@ use crate::Result;
 #[derive(Clone, Debug)]
 pub struct DecoderCache {
     pub(super) layers: Vec<KvCache>,
+    /// The largest number of tokens since the cache was empty.
+    pub(super) longest: usize,
 }
 
 /// The keys and values of an encoder's output, for every layer of a decoder with cross-attention.
@@ -46,6 +48,7 @@ impl DecoderCache {
     /// Removes all tokens.
     pub fn reset(&mut self) {
         self.layers.iter_mut().for_each(KvCache::reset);
+        self.longest = 0;
     }
 
     /// Removes the tokens from index `len` on.

@@ -155,7 +155,7 @@ impl Encoder {
 
     /// An empty cache for at most `capacity` tokens per sequence.
     pub(crate) fn cache(&self, capacity: usize) -> DecoderCache {
-        DecoderCache { layers: vec![KvCache::new(capacity); self.num_hidden_layers] }
+        DecoderCache { layers: vec![KvCache::new(capacity); self.num_hidden_layers], longest: 0 }
     }
 
     /// Computes the keys and values of an encoder's output for cross-attention.
@@ -206,14 +206,16 @@ impl Encoder {
         self.check_layers("cache", cache.layers.len())?;
         let (len, total) = (cache.len(), cache.len() + x.dim(1)?);
         let trained = self.rotary.iter().filter_map(Rotary::trained).min();
-        if let Some(max) = trained.filter(|&max| len > 0 && total > max) {
-            return Err(InputError::TooLong { got: total, max }.into());
+        let longest = if len == 0 { total } else { cache.longest.max(total) };
+        if let Some(max) = trained.filter(|&max| len > 0 && longest > max) {
+            return Err(InputError::TooLong { got: longest, max }.into());
         }
         let mask = AttentionMask::causal(len).with_optional_padding(padding)?;
         let none = |_| HeadWeights::None;
         let hidden = self.run(x, mask, memory, Some(&mut *cache), none, |_| ());
-        if hidden.is_err() {
-            cache.truncate(len); // some layers may have added the tokens
+        match &hidden {
+            Ok(_) => cache.longest = longest,
+            Err(_) => cache.truncate(len), // some layers may have added the tokens
         }
         hidden
     }

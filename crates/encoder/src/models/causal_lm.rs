@@ -7,7 +7,7 @@ use ops::Weights;
 
 use crate::{
     DecoderAttentions, DecoderCache, DecoderMemory, EncoderModel, LoadOptions, LoadReport,
-    ModelConfig, ModelFiles, Result,
+    ModelConfig, ModelFiles, Positions, Result,
     block::unsupported,
     load::ModelFolder,
     models::{lm_head::LmHead, load_encoder::load_decoder},
@@ -63,6 +63,10 @@ impl CausalLm {
         let weights = weights.into();
         if !config.encoder.causal {
             unsupported("causal", "true, for a decoder", "false")?;
+        }
+        if let Positions::Learned { padding_idx: Some(_) } = config.encoder.positions {
+            let expected = "positions that do not depend on padding, for a decoder";
+            unsupported("positions", expected, "Learned with padding_idx")?;
         }
         let model = EncoderModel::new(&config.encoder, false, weights.clone())?;
         let lm_head = LmHead::new(config, model.words()?, weights.pp("lm_head"))?;

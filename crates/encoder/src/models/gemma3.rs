@@ -12,7 +12,7 @@ use crate::{
     load::{ATTENTION_OUTPUT, DOWN, HEAD, KEY_VALUE, NORM, Names, QUERY, UP},
     models::{
         architecture::{Accepted, Architecture},
-        llama::{self, DECODER_KEYS, DecoderKeys, radius},
+        llama::{self, DECODER_KEYS, DecoderKeys, longest, radius},
         rope::{LayerType, RopeOfLayerTypes},
     },
 };
@@ -25,22 +25,30 @@ pub(crate) static GEMMA3: Architecture = Architecture {
         let own: Keys = json.to()?;
         let path = json.path();
         let mut config = keys.config(json)?;
-        config.causal = own.use_bidirectional_attention != Some(true);
+        let is_halved = own.use_bidirectional_attention == Some(true);
+        if is_halved && !config.causal {
+            // transformers 5.23 then combines the windows of both keys.
+            let expected = "absent or true, with use_bidirectional_attention";
+            return Err(Error::unsupported(path, "is_causal", expected, "false"));
+        }
+        config.causal &= !is_halved;
         let every = own.sliding_window_pattern.unwrap_or(6);
         if every == 0 {
             return Err(Error::unsupported(path, "sliding_window_pattern", "at least 1", "0"));
         }
         let is_local = |i: usize| !(i + 1).is_multiple_of(every);
         let types = LayerType::of_layers(path, own.layer_types, keys.num_hidden_layers, is_local)?;
-        let radius = match config.causal {
-            true => radius(json, true, own.sliding_window)?,
-            false => own.sliding_window / 2, // half of the window on each side
+        let radius = match is_halved {
+            true => own.sliding_window / 2, // half of the window on each side
+            false => radius(json, config.causal, own.sliding_window)?,
         };
         config.attention_windows =
             types.iter().map(|kind| kind.is_local().then_some(radius)).collect();
         let thetas = [own.rope_theta.unwrap_or(1e6), own.rope_local_base_freq.unwrap_or(1e4)];
         let rope = own.rope_parameters.unwrap_or_default().with_global_scaling(json)?;
-        config.positions = rope.positions(path, thetas, config.max_position_embeddings, &types)?;
+        let trained = keys.max_position_embeddings;
+        config.positions = rope.positions(path, thetas, trained, &types)?;
+        config.max_position_embeddings = longest(&config.positions, trained);
         config.attention_scale = Some(own.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5));
         config.query_key_norm = true;
         config.embeddings.scale = Some((config.hidden_size as f64).sqrt());

@@ -33,7 +33,8 @@ pub struct HeadConfig {
     pub classifier_bias: bool,
     /// Whether the first linear map of a head has a bias.
     pub dense_bias: bool,
-    /// Whether the heads normalise after the activation. A language model head always does.
+    /// Whether the heads normalise after the activation. A language model head with `lm_transform`
+    /// always does.
     pub norm: bool,
     /// Whether the heads of token classification and question answering have the first linear map,
     /// the activation and the normalisation of the sequence classification head.

@@ -12,10 +12,7 @@ use crate::{
     Activation, EncoderConfig, Error, FeedForwardKind, HeadConfig, NormKind, NormPlacement,
     Positions, Result,
     block::check_num_hidden_layers,
-    load::{
-        ATTENTION_OUTPUT, DOWN, HEAD, Json, KEY_VALUE, LABELS, NORM, Names, QUERY, TWO_OUTPUTS, UP,
-        VOCAB,
-    },
+    load::{ATTENTION_OUTPUT, DOWN, HEAD, Json, KEY_VALUE, LABELS, NORM, Names, QUERY, UP, VOCAB},
     models::{
         architecture::{Accepted, Architecture},
         rope::RopeKeys,
@@ -67,7 +64,7 @@ pub(super) struct DecoderKeys {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     hidden_act: Option<Activation>,
-    max_position_embeddings: usize,
+    pub(super) max_position_embeddings: usize,
     rms_norm_eps: Option<f64>,
     attention_bias: Option<bool>,
     tie_word_embeddings: Option<bool>,
@@ -97,15 +94,8 @@ impl DecoderKeys {
         config.causal = self.is_causal.unwrap_or(true);
         let trained = self.max_position_embeddings;
         let rotary = json.to::<RopeKeys>()?.rotary(json.path(), 10_000.0, trained)?;
-        config.max_position_embeddings = match rotary.scaling {
-            // In published files, `max_position_embeddings` is the length in training.
-            RotaryScaling::DynamicNtk { factor, trained: original }
-            | RotaryScaling::Yarn { factor, trained: original, .. } => {
-                trained.max((original as f64 * factor) as usize)
-            }
-            _ => trained,
-        };
         config.positions = Positions::Rotary(vec![rotary; layers]);
+        config.max_position_embeddings = longest(&config.positions, trained);
         config.embeddings.type_vocab_size = None;
         config.embeddings.norm = false;
         config.norm.kind = NormKind::RmsNorm { unit_offset: false };
@@ -125,6 +115,19 @@ impl DecoderKeys {
         let pad_token_id = self.pad_token_id.and_then(|id| u32::try_from(id).ok());
         HeadConfig::of_decoder(self.tie_word_embeddings.unwrap_or(false), pad_token_id)
     }
+}
+
+/// The maximum number of tokens of a sequence, if `max_position_embeddings` in `config.json` is
+/// `trained`: `factor` times the length in training for the scalings that extend it. In published
+/// files with such a scaling, `max_position_embeddings` may be the length in training.
+pub(super) fn longest(positions: &Positions, trained: usize) -> usize {
+    let Positions::Rotary(layers) = positions else { return trained };
+    let extended = layers.iter().map(|layer| match layer.scaling {
+        RotaryScaling::DynamicNtk { factor, trained }
+        | RotaryScaling::Yarn { factor, trained, .. } => (trained as f64 * factor) as usize,
+        _ => 0,
+    });
+    extended.max().unwrap_or(0).max(trained)
 }
 
 /// The largest distance of a visible key, for a layer whose `sliding_window` in `config.json` is
@@ -166,7 +169,6 @@ pub(super) const NAMES: Names = Names {
         ("lm_head.decoder",     "lm_head",    VOCAB),
         ("sequence_classifier", "score",      LABELS),
         ("token_classifier",    "score",      LABELS),
-        ("qa_outputs",          "qa_outputs", TWO_OUTPUTS),
     ],
     ignored: &[],
 };

@@ -3,7 +3,10 @@
 use candle_core::{Module, Tensor};
 use ops::{Linear, Loaded, RowPooling, Weights};
 
-use crate::{Activation, ModelConfig, Result, block::Norm};
+use crate::{
+    Activation, ModelConfig, Result,
+    block::{Norm, unsupported},
+};
 
 /// `LayerNorm(activation(x·Wᵀ + b)) · Vᵀ + c`, or `x · Vᵀ + c`, where V is the word embeddings or a
 /// separate matrix. W maps to the width of the word embeddings. The logits y may be bounded:
@@ -131,6 +134,9 @@ impl LmHead {
         offsets: &[usize],
         pooling: RowPooling,
     ) -> Result<Tensor> {
+        if self.softcap.is_some() && !matches!(pooling, RowPooling::Max) {
+            unsupported("lm_softcap", "None, for sums over the tokens of a text", "a number")?;
+        }
         let pooled = self.decoder.forward_pooled(&self.transformed(x)?, offsets, pooling)?;
         Ok(self.bounded(pooled)?) // tanh is monotonic, so the maximum is bounded alike
     }

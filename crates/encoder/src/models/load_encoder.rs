@@ -6,7 +6,7 @@ use ops::Weights;
 use crate::{
     Error, Labels, LoadOptions, LoadReport, ModelConfig, Result,
     load::{self, Checkpoint, Json, ModelFolder, Naming, WeightFiles},
-    models::labels::ReadLabels,
+    models::{bert::BERT, labels::ReadLabels},
 };
 
 /// Loads the model that `build` constructs. The arguments of `build` are the config, a function
@@ -21,7 +21,9 @@ pub(crate) fn load_encoder<M>(
 ) -> Result<(M, LoadReport)> {
     let json = files.config()?;
     let config = ModelConfig::read(&json)?;
-    if config.is_decoder {
+    // For the architectures of decoders, the key has no effect, as in transformers.
+    let is_of_decoders = config.encoder.causal && config.architecture() != BERT.name;
+    if config.is_decoder && !is_of_decoders {
         let expected = match config.architecture() {
             "BERT" => "false (use CausalLm for decoders)",
             _ => "false",
@@ -43,14 +45,37 @@ pub(crate) fn load_decoder<M>(
     let json = files.config()?;
     let config = ModelConfig::read(&json)?;
     if !config.encoder.causal {
-        let (key, expected) = match config.architecture() {
-            "BERT" => ("is_decoder", "true (use EncoderModel for encoders)"),
-            _ => ("architecture", "a causal one"),
+        let (key, expected, got) = match config.architecture() {
+            "BERT" => ("is_decoder", "true (use EncoderModel for encoders)", "false"),
+            _ => not_causal(&json, config.architecture())?,
         };
-        let got = if key == "is_decoder" { "false" } else { config.architecture() };
         return Err(Error::unsupported(json.path(), key, expected, got));
     }
     load_with(files, options, &json, config, build)
+}
+
+/// The key of a model whose attention is not causal, the expected value of the key, and its value,
+/// for an error.
+///
+/// # Errors
+/// [`crate::FileError::Json`] for a key of the wrong type.
+pub(crate) fn not_causal(
+    json: &Json,
+    architecture: &'static str,
+) -> Result<(&'static str, &'static str, &'static str)> {
+    #[derive(serde::Deserialize)]
+    struct Keys {
+        is_causal: Option<bool>,
+        use_bidirectional_attention: Option<bool>,
+    }
+    let keys: Keys = json.to()?;
+    Ok(if keys.is_causal == Some(false) {
+        ("is_causal", "true, for a causal language model", "false")
+    } else if keys.use_bidirectional_attention == Some(true) {
+        ("use_bidirectional_attention", "false, for a causal language model", "true")
+    } else {
+        ("model_type", "a causal language model", architecture)
+    })
 }
 
 fn load_with<M>(

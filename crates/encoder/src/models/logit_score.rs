@@ -11,8 +11,11 @@ use ops::Weights;
 use crate::{
     EncoderModel, Error, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles, RaggedBatch,
     Result, SequencePooling,
-    load::ModelFolder,
-    models::{lm_head::LmHead, load_encoder::load_encoder},
+    load::{Json, ModelFolder},
+    models::{
+        lm_head::LmHead,
+        load_encoder::{load_encoder, not_causal},
+    },
 };
 
 /// The hidden state that the head reads: that of the last token, whatever its id.
@@ -85,23 +88,23 @@ impl EncoderForLogitScore {
         false_token_id: Option<u32>,
         options: &LoadOptions,
     ) -> Result<(Self, LoadReport)> {
-        let path = files.config()?.path().to_string();
+        let json = files.config()?;
         load_encoder(files, options, |config, _, weights| {
-            Self::check_causal(config, &path)?;
+            Self::check_causal(config, &json)?;
             Self::new(config, true_token_id, false_token_id, weights)
         })
     }
 
-    /// Checks that attention is causal. `path` is that of `config.json`.
+    /// Checks that attention is causal. `json` is `config.json`.
     ///
     /// # Errors
     /// [`crate::ConfigError::Unsupported`] if it is not.
-    pub(crate) fn check_causal(config: &ModelConfig, path: &str) -> Result<()> {
+    pub(crate) fn check_causal(config: &ModelConfig, json: &Json) -> Result<()> {
         if config.encoder.causal {
             return Ok(());
         }
-        let expected = "a causal language model, for the logits of the next token";
-        Err(Error::unsupported(path, "model_type", expected, config.architecture()))
+        let (key, expected, got) = not_causal(json, config.architecture())?;
+        Err(Error::unsupported(json.path(), key, expected, got))
     }
 
     /// The encoder below the head.

@@ -1,11 +1,14 @@
 //! The decoder with ModernBERT's layers: Weller et al. 2025, <https://arxiv.org/abs/2507.11412>.
 //! Checkpoints: the decoders of ettin.
 
+use serde::Deserialize;
+
 use crate::{
     HeadConfig, SequencePooling,
     load::{DOWN, LABELS, NORM, Names, SQUARE, VOCAB},
     models::{
         architecture::{Accepted, Architecture},
+        llama::longest,
         modernbert::{self, Keys},
     },
 };
@@ -20,10 +23,14 @@ pub(crate) static MODERNBERT_DECODER: Architecture = Architecture {
         let has_bias = keys.classifier_bias == Some(true);
         let pad_token_id = Some(keys.pad_token_id.unwrap_or(50_283));
         let (mut config, heads) = keys.config(json.path())?;
-        config.causal = true;
-        // A query sees as many keys as the window of the encoder has on one side, with its own.
-        for window in config.attention_windows.iter_mut().flatten() {
-            *window = window.saturating_sub(1);
+        let Causal { is_causal } = json.to()?;
+        config.causal = is_causal.unwrap_or(true);
+        config.max_position_embeddings = longest(&config.positions, config.max_position_embeddings);
+        if config.causal {
+            // A query sees as many keys as the window of the encoder has on one side, with its own.
+            for window in config.attention_windows.iter_mut().flatten() {
+                *window = window.saturating_sub(1);
+            }
         }
         let heads = HeadConfig {
             sequence_pooling: SequencePooling::Last { pad_token_id },
@@ -38,6 +45,11 @@ pub(crate) static MODERNBERT_DECODER: Architecture = Architecture {
     },
     names: &[NAMES],
 };
+
+#[derive(Deserialize)]
+struct Causal {
+    is_causal: Option<bool>,
+}
 
 #[rustfmt::skip]
 const NAMES: Names = Names {

@@ -62,6 +62,11 @@ fn config(json: &Json) -> Result<(EncoderConfig, HeadConfig)> {
     let types = LayerType::of_layers(json.path(), layer_types, keys.num_hidden_layers, is_local)?;
     if types.iter().any(|kind| kind.is_local()) {
         let Some(window) = window else {
+            if sliding_window.is_some() {
+                let expected = "true, for layers of the type sliding_attention";
+                let key = "use_sliding_window";
+                return Err(Error::unsupported(json.path(), key, expected, "false"));
+            }
             let expected = "a number, for layers of the type sliding_attention";
             return Err(Error::unsupported(json.path(), "sliding_window", expected, "null"));
         };

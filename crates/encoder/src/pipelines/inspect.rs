@@ -272,7 +272,7 @@ impl Inspection {
             },
         };
         score.check(config.encoder.vocab_size)?;
-        EncoderForLogitScore::check_causal(&config, json.path())?;
+        EncoderForLogitScore::check_causal(&config, &json)?;
         let template = ChatTemplate::of_pairs(files, loader, has_modules, &tokenizer)?;
         template.map_or(Ok(()), |template| template.check())?;
         let weights = Arc::new(WeightFiles::open(files)?);
@@ -315,7 +315,7 @@ impl Inspection {
             let error = EncoderDecoder::new(&config, encoder, decoder).err();
             (namings.to_vec(), error, "BERT encoder-decoder".to_string(), "EncoderDecoder")
         } else {
-            if keys.is_decoder() {
+            if keys.is_decoder() && matches!(keys.model_type.as_deref(), None | Some("bert")) {
                 let config = ModelConfig::from(&BertConfig::read(&json)?);
                 let naming = Naming::detect(&[bert::NAMES], &names, weights.path())?.of_decoder();
                 let error = CausalLm::new(&config, model(naming.clone())).err();
@@ -326,7 +326,9 @@ impl Inspection {
                 let weights = model(naming.clone());
                 let error = EncoderModel::new(&config.encoder, has_pooler(&weights), weights).err();
                 let kind = if config.encoder.causal { "decoder" } else { "encoder" };
-                let architecture = format!("{} {kind}", config.architecture());
+                let name = config.architecture();
+                let architecture =
+                    if name.ends_with(kind) { name.to_string() } else { format!("{name} {kind}") };
                 encoder = Some(config);
                 (vec![naming], error, architecture, "EncoderModel")
             }

@@ -4,7 +4,7 @@
 //! `apply_chat_template` of transformers 5.23, and the result is tokenized and truncated as by
 //! `CrossEncoder` of sentence-transformers 6.2.
 
-use std::{collections::BTreeMap, fmt, fmt::Write as _, sync::Arc};
+use std::{collections::BTreeMap, fmt, fmt::Write as _, io, sync::Arc};
 
 use minijinja::{
     Environment, ErrorKind, UndefinedBehavior,
@@ -109,6 +109,34 @@ struct Program {
     /// The names that the template uses and that are not defined.
     undefined: Vec<String>,
     restore_suffix: bool,
+}
+
+/// The number of steps of a template, so that rendering ends.
+const MAX_STEPS: u64 = 1_000_000;
+
+/// The maximum number of bytes of a rendered text beside eight times those of the prompt and the
+/// pair.
+const MAX_RENDERED: usize = 1 << 20;
+
+/// A writer that takes at most `max` bytes.
+struct Bounded {
+    bytes: Vec<u8>,
+    max: usize,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > self.max {
+            let message = format!("the text has more than {} bytes", self.max);
+            return Err(io::Error::other(message));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The name of the compiled template, which errors mention with a line.
@@ -272,9 +300,13 @@ impl Program {
         let pair = [message("query", query), message("document", document)];
         let mut variables = self.variables.clone();
         variables.insert("messages".to_string(), system.into_iter().chain(pair).collect());
+        let max = MAX_RENDERED + 8 * (prompt.len() + query.len() + document.len());
+        let mut out = Bounded { bytes: vec![], max };
         let template = self.environment.get_template(NAME);
-        let rendered = template.and_then(|template| template.render(variables));
-        rendered.map_err(|error| {
+        let rendered =
+            template.and_then(|template| template.render_captured_to(variables, &mut out));
+        let text = rendered.map(|_| String::from_utf8_lossy(&out.bytes).into_owned());
+        text.map_err(|error| {
             let mut what = describe(&error);
             if error.kind() == ErrorKind::UndefinedError && !self.undefined.is_empty() {
                 let _ = write!(what, "; not defined: {}", self.undefined.join(", "));
@@ -325,6 +357,7 @@ fn describe(error: &minijinja::Error) -> String {
 /// Jinja with the settings, functions and filters of transformers.
 fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
+    environment.set_fuel(Some(MAX_STEPS));
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -554,6 +587,14 @@ mod tests {
             ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
             ("{% include 'x' %}", "unknown statement include"),
             ("{{ messages[0].content", "unexpected end"),
+            (
+                "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+                "fuel",
+            ),
+            (
+                "{% for a in range(9999) %}{{ messages[0].content }}{{ 'a' * 9999 }}{% endfor %}",
+                "the text has more than",
+            ),
         ] {
             let template = match template.starts_with("{{ messages[") {
                 true => template.to_string(),
