@@ -1,8 +1,8 @@
 //! Compares the decoder architectures, and EuroBERT, with transformers, from the golden files that
 //! tests/golden/decoders.py writes.
 //!
-//! Tolerance: 1e-5. Results in f32 of transformers differ from those in f64 by up to 9.5e-7 of the
-//! largest value.
+//! Tolerance: 1e-5, or 2e-6 of the largest value, which is up to 17. Results in f32 of transformers
+//! differ from those in f64 by up to 9.5e-7 of the largest value.
 
 use std::{fs, path::PathBuf};
 
@@ -79,7 +79,9 @@ impl Case {
         let visible = self.golden.get("attention_mask").to_dtype(DType::F32)?.unsqueeze(2)?;
         let [got, expected] =
             [got, self.golden.get(key)].map(|x| x.broadcast_mul(&visible).unwrap());
-        assert_close(&format!("{} {key}", self.name), &got, &expected, 1e-5);
+        let largest = f64::from(expected.abs()?.max_all()?.to_scalar::<f32>()?);
+        let tolerance = (2e-6 * largest).max(1e-5);
+        assert_close(&format!("{} {key}", self.name), &got, &expected, tolerance);
         Ok(())
     }
 }

@@ -21,9 +21,7 @@ pub(crate) fn load_encoder<M>(
 ) -> Result<(M, LoadReport)> {
     let json = files.config()?;
     let config = ModelConfig::read(&json)?;
-    // For the architectures of decoders, the key has no effect, as in transformers.
-    let is_of_decoders = config.encoder.causal && config.architecture() != BERT.name;
-    if config.is_decoder && !is_of_decoders {
+    if config.is_decoder && !config.is_of_decoders() {
         let expected = match config.architecture() {
             "BERT" => "false (use CausalLm for decoders)",
             _ => "false",
@@ -44,6 +42,10 @@ pub(crate) fn load_decoder<M>(
 ) -> Result<(M, LoadReport)> {
     let json = files.config()?;
     let config = ModelConfig::read(&json)?;
+    let is_bert = config.architecture() == BERT.name;
+    if config.is_decoder && !is_bert && !config.is_of_decoders() {
+        return Err(Error::unsupported(json.path(), "is_decoder", "false", "true"));
+    }
     if !config.encoder.causal {
         let (key, expected, got) = match config.architecture() {
             "BERT" => ("is_decoder", "true (use EncoderModel for encoders)", "false"),
@@ -90,7 +92,7 @@ fn load_with<M>(
     let labels = || Labels::read(json);
     let build = |weights: &WeightFiles, checkpoint: &Checkpoint| {
         let mut naming = Naming::detect(config.names(), &weights.names(), weights.path())?;
-        if config.is_decoder {
+        if config.is_decoder && config.architecture() == BERT.name {
             naming = naming.of_decoder();
         }
         let model =

@@ -62,6 +62,12 @@ impl ModelConfig {
         self.architecture.name
     }
 
+    /// Whether the architecture is that of decoders, for which `is_decoder` has no effect and
+    /// `is_causal` may be false.
+    pub(crate) fn is_of_decoders(&self) -> bool {
+        self.architecture.accepted.keys.contains(&"is_causal")
+    }
+
     /// The sets of names that the architecture's checkpoints give to tensors.
     pub(crate) fn names(&self) -> &'static [Names] {
         let is_deberta = self.architecture.name == DEBERTA.name;
