@@ -6,7 +6,7 @@ use candle_core::{Module, Tensor};
 use ops::{Loaded, RmsNorm, Weights, loaded, normalise_heads_in_place};
 use serde::{Deserialize, Serialize};
 
-use crate::{Result, options::check_heads};
+use crate::{Result, shape::check_heads};
 
 /// RMS normalisation of each head's queries and keys, see [`AttentionConfig::query_key_norm`].
 ///

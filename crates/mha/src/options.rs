@@ -7,7 +7,6 @@ use candle_core::Tensor;
 
 use crate::{
     DisentangledPositions, Dropout, HeadNorms, HeadWeights, Result, head_norms::queries_and_keys,
-    shape::shape_error,
 };
 
 /// Transforms the projected queries and keys before the scores are computed, as rotary position
@@ -88,14 +87,6 @@ pub trait QueryKeyTransform: Debug {
     ) -> Result<(Tensor, Tensor)> {
         let (q, k) = queries_and_keys(heads, h, norms)?;
         Ok((self.query(&q)?, self.key(&k)?))
-    }
-}
-
-/// Checks that `heads` is `(B, H + G, T, D)` with at least `h` heads.
-pub(crate) fn check_heads(heads: &Tensor, h: usize) -> Result<()> {
-    match heads.dims() {
-        [_, all, _, _] if *all >= h => Ok(()),
-        _ => Err(shape_error("heads", heads, format!("(B, H + G, T, D) with H = {h}"))),
     }
 }
 

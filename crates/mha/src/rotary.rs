@@ -9,8 +9,7 @@ use ops::{rotate_in_place, table_fits};
 use crate::{
     AttentionMask, Error, HeadNorms, QueryKeyTransform, Result, RotaryScaling,
     head_norms::queries_and_keys,
-    options::check_heads,
-    shape::{expect_rank, shape_error},
+    shape::{check_heads, expect_rank, shape_error},
 };
 
 /// The maximum number of positions: f32 represents every integer up to this one.

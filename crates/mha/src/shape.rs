@@ -9,6 +9,14 @@ pub(crate) fn shape_error(argument: &'static str, x: &Tensor, expected: String) 
     Error::Shape { argument, expected, got: x.dims().to_vec() }
 }
 
+/// Checks that `heads` is `(B, H + G, T, D)` with at least `h` heads.
+pub(crate) fn check_heads(heads: &Tensor, h: usize) -> Result<()> {
+    match heads.dims() {
+        [_, all, _, _] if *all >= h => Ok(()),
+        _ => Err(shape_error("heads", heads, format!("(B, H + G, T, D) with H = {h}"))),
+    }
+}
+
 /// Checks the rank of `x`; `shape` is the expected shape in the letters of the table in the crate's
 /// documentation.
 pub(crate) fn expect_rank(

@@ -22,11 +22,11 @@ impl VectorFile {
     /// is read in parts; in memory is a part per thread.
     ///
     /// # Errors
-    /// - [`VectorsError::Kind`] if the rows are not lists of vectors
+    /// - [`crate::VectorsError::Kind`] if the rows are not lists of vectors
     /// - [`crate::Error::Encoder`] with [`encoder::InputError::VectorWidth`] if the vectors of the
     ///   queries do not have [`Self::dimension`] values
-    /// - [`VectorsError::InvalidRow`] for a row with NaN or infinite values
-    /// - [`VectorsError::NullVector`] if a row is null or contains null
+    /// - [`crate::VectorsError::InvalidRow`] for a row with NaN or infinite values
+    /// - [`crate::VectorsError::NullVector`] if a row is null or contains null
     /// - [`InputError::Parquet`](crate::InputError::Parquet) or
     ///   [`InputError::Arrow`](crate::InputError::Arrow) if the file is damaged
     pub fn scan_multi(&self, search: &MultiVectorSearch) -> Result<Nearest> {
