@@ -1,4 +1,4 @@
-//! What the layers of a decoder keep between calls: the keys and values of the preceding tokens, and
+//! The state of a decoder's layers between calls: the keys and values of the preceding tokens, and
 //! those of an encoder's output.
 
 use candle_core::Tensor;

@@ -55,7 +55,7 @@ pub struct EncoderLayer {
     output_norms: Option<[Norm; 2]>,
 }
 
-/// What a layer's tokens attend to besides each other.
+/// The cache and the memory that the tokens of a layer attend to besides each other.
 #[derive(Default)]
 pub(super) struct Context<'a> {
     /// The keys and values of preceding tokens. Those of the layer's tokens are appended.

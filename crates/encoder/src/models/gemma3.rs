@@ -38,9 +38,10 @@ pub(crate) static GEMMA3: Architecture = Architecture {
         }
         let is_local = |i: usize| !(i + 1).is_multiple_of(every);
         let types = LayerType::of_layers(path, own.layer_types, keys.num_hidden_layers, is_local)?;
-        let radius = match is_halved {
-            true => own.sliding_window / 2, // half of the window on each side
-            false => radius(json, config.causal, own.sliding_window)?,
+        let radius = if is_halved {
+            own.sliding_window / 2 // half of the window on each side
+        } else {
+            radius(json, config.causal, own.sliding_window)?
         };
         config.attention_windows =
             types.iter().map(|kind| kind.is_local().then_some(radius)).collect();

@@ -51,7 +51,8 @@ struct Keys {
     layer_types: Option<Vec<LayerType>>,
 }
 
-/// What Qwen2 and Qwen3 have in common.
+/// The encoder and the heads, without the biases of Qwen2 and without the norms of queries and keys
+/// of Qwen3.
 fn config(json: &Json) -> Result<(EncoderConfig, HeadConfig)> {
     let keys: DecoderKeys = json.to()?;
     let mut config = keys.config(json)?;

@@ -199,7 +199,7 @@ impl Embed for BgeM3Embedder {
         self.dense.dimension()
     }
 
-    /// Those of the dense vectors, of the sparse vectors, and of the vectors of tokens.
+    /// The dimensions of the dense vectors, of the sparse vectors, and of the vectors of tokens.
     fn dimensions(&self) -> Vec<usize> {
         vec![self.dense.dimension(), self.sparse.dimension(), self.multi_vector.dimension()]
     }

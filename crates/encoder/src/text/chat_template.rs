@@ -337,9 +337,10 @@ impl Program {
 /// The form of the content that a template expects.
 fn format_of(template: &str) -> MessageFormat {
     let structured = ["content[0]", ".type", "'type'", "\"type\"", "item.type", "message.content["];
-    match structured.iter().any(|pattern| template.contains(pattern)) {
-        true => MessageFormat::Structured,
-        false => MessageFormat::Flat,
+    if structured.iter().any(|pattern| template.contains(pattern)) {
+        MessageFormat::Structured
+    } else {
+        MessageFormat::Flat
     }
 }
 
