@@ -9,9 +9,10 @@ use std::{fs, path::PathBuf};
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
-    CausalLm, EmbedOptions, Embedder, EncoderForMaskedLm, EncoderForSequenceClassification,
-    EncoderForTokenClassification, EncoderModel, Inspection, LoadOptions, LoadReport, ModelConfig,
-    ModelFiles, Pipeline, Prompt, RaggedBatch, Reranker, TextClassifier, TextTokenizer, Tokens,
+    CausalLm, EmbedOptions, Embedder, EncoderForLogitScore, EncoderForMaskedLm,
+    EncoderForSequenceClassification, EncoderForTokenClassification, EncoderModel, Inspection,
+    LoadOptions, LoadReport, ModelConfig, ModelFiles, Pipeline, Precision, Prompt, RaggedBatch,
+    Reranker, TextClassifier, TextTokenizer, Tokens,
 };
 use mha::AttentionMask;
 
@@ -138,6 +139,64 @@ fn hidden_states_of_decoders_do_not_depend_on_the_batch() -> Result {
         sequences.reverse();
         alone.reverse();
         assert_eq!(hidden(&sequences)?, alone.concat(), "{folder}");
+    }
+    Ok(())
+}
+
+/// Tokens with which several sequences begin are computed once. The results are the same bits: in one
+/// batch, after it, when the keys and values of the common tokens are kept, and before it.
+#[test]
+fn a_common_beginning_does_not_change_the_results() -> Result {
+    let ids = |start: u32, length: u32| (start..start + length).map(|i| 3 + 7 * i % 31);
+    let with = |common: u32, start, length| ids(0, common).chain(ids(start, length)).collect();
+    let mut sequences: Vec<Vec<u32>> =
+        [(5, 9), (1, 1), (8, 12), (8, 11)].map(|(start, length)| with(28, start, length)).into();
+    sequences.extend([with(17, 30, 3), with(28, 0, 0), ids(9, 12).collect()]);
+    for Decoder { folder, heads, .. } in decoders()? {
+        if !heads.iter().any(|head| head == "causal_lm") {
+            continue;
+        }
+        let folder = golden(&format!("decoders/{folder}/causal_lm"));
+        for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+            let options = LoadOptions::default().with_precision(precision);
+            let (model, _) = EncoderForLogitScore::from_dir(&folder, 5, Some(9), &options)?;
+            let scores = |sequences: &[Vec<u32>]| -> Result<Vec<f32>> {
+                Ok(model.forward_ragged(&ragged(sequences)?)?.flatten_all()?.to_vec1()?)
+            };
+            let alone = || sequences.iter().map(|x| scores(std::slice::from_ref(x)));
+            let expected = alone().collect::<Result<Vec<_>>>()?.concat();
+            assert_eq!(scores(&sequences)?, expected, "{} {precision}", folder.display());
+            assert_eq!(alone().collect::<Result<Vec<_>>>()?.concat(), expected, "kept");
+            let reversed: Vec<_> = sequences.iter().rev().cloned().collect();
+            let got: Vec<f32> = scores(&reversed)?.into_iter().rev().collect();
+            assert_eq!(got, expected, "reversed");
+        }
+    }
+    Ok(())
+}
+
+/// With a prompt, an embedder keeps the keys and values of the prompt's tokens.
+#[test]
+fn embeddings_of_decoders_do_not_depend_on_the_texts_beside_them() -> Result {
+    let texts: Vec<String> =
+        serde_json::from_slice(&fs::read(golden("decoders/sentences/texts.json"))?)?;
+    for name in ["qwen3", "mistral"] {
+        let folder = golden(&format!("decoders/sentences/{name}"));
+        for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+            let options = LoadOptions::default().with_precision(precision);
+            let load = || Embedder::from_dir(&folder, &options);
+            let (together, alone) = (load()?, load()?);
+            let prompt = Prompt::Text("Find a text of the same topic: ");
+            let options = EmbedOptions::new().with_prompt(prompt);
+            let vectors = |model: &Embedder, texts: &[String]| -> Result<Vec<Vec<f32>>> {
+                Ok(model.embed_with(texts, options)?.vectors.to_vec2()?)
+            };
+            let expected = vectors(&together, &texts)?;
+            for (text, expected) in texts.iter().zip(expected) {
+                let got = vectors(&alone, std::slice::from_ref(text))?;
+                assert_eq!(got, [expected], "{name} {precision} {text:?}");
+            }
+        }
     }
     Ok(())
 }

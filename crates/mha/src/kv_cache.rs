@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use ops::Sequences;
 
 use crate::{AttentionMask, Error, LoweredMask, Result, shape::check_qkv};
 
@@ -66,9 +67,44 @@ impl Memory {
         mask.lower(check_qkv(q, &self.k, &self.v)?, q.dtype(), q.device())
     }
 
-    /// The first `len` keys and values, as views.
-    fn first(&self, len: usize) -> Result<Self> {
+    /// The keys and values of the first `len` tokens, as views.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if there are fewer tokens.
+    pub fn first(&self, len: usize) -> Result<Self> {
         Ok(Self { k: self.k.narrow(2, 0, len)?, v: self.v.narrow(2, 0, len)? })
+    }
+
+    /// The size of keys and values in bytes.
+    pub fn bytes(&self) -> usize {
+        [&self.k, &self.v].map(|x| x.elem_count() * x.dtype().size_in_bytes()).iter().sum()
+    }
+
+    /// These keys and values before those of each ragged sequence of `mask` in `tokens`.
+    ///
+    /// # Shapes
+    /// `self`: `(1, G, prefix, D)`; `tokens`: `(1, G, N, D)`; returns `(1, G, N + B·prefix, D)`
+    /// # Errors
+    /// [`Error::Shape`] if the mask has no ragged sequences after a prefix of this length;
+    /// [`Error::Candle`] if the widths of the heads differ.
+    pub(crate) fn before_each(&self, tokens: &Self, mask: &LoweredMask) -> Result<Self> {
+        let prefix = self.keys();
+        let Some(sequences) = mask.sequences().filter(|x| x.prefix() == prefix) else {
+            let got = vec![mask.sequences().map_or(0, Sequences::prefix)];
+            let expected = format!("ragged sequences after a prefix of {prefix} keys");
+            return Err(Error::Shape { argument: "mask", expected, got });
+        };
+        let rows = mask.key_rows(sequences)?;
+        let joined = |prefix: &Tensor, tokens: &Tensor| -> Result<Tensor> {
+            // As rows of tokens, which is how the projections are stored.
+            let rows_of = |x: &Tensor| x.transpose(1, 2)?.flatten_from(2)?.squeeze(0);
+            let (_, g, _, d) = prefix.dims4()?;
+            let tokens = tokens.to_dtype(prefix.dtype())?;
+            let all = Tensor::cat(&[rows_of(prefix)?, rows_of(&tokens)?], 0)?; // (P + N, G·D)
+            let keys = all.index_select(rows, 0)?; // (N + B·P, G·D)
+            Ok(keys.reshape((1, keys.dim(0)?, g, d))?.transpose(1, 2)?)
+        };
+        Ok(Self { k: joined(&self.k, &tokens.k)?, v: joined(&self.v, &tokens.v)? })
     }
 }
 
@@ -129,6 +165,18 @@ impl KvCache {
     /// The maximum number of tokens per sequence.
     pub fn capacity(&self) -> usize {
         self.capacity
+    }
+
+    /// The keys and values of the tokens, in memory of their own; `None` if there are no tokens.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if they cannot be copied.
+    pub fn to_memory(&self) -> Result<Option<Memory>> {
+        let Some(buffer) = self.buffer.as_ref().filter(|_| self.len > 0) else { return Ok(None) };
+        // In the order of tokens, heads and values, as `Memory::before_each` reads them.
+        let copy = |x: &Tensor| x.transpose(1, 2)?.force_contiguous()?.transpose(1, 2);
+        let Memory { k, v } = buffer.first(self.len)?;
+        Ok(Some(Memory { k: copy(&k)?, v: copy(&v)? }))
     }
 
     /// Removes all tokens.

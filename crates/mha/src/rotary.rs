@@ -160,7 +160,7 @@ impl Rotary {
         let mut rest = &positions[..];
         let sequences = lengths.iter().map(|&length| {
             if mask.is_ragged() {
-                rest.split_off(..length).unwrap_or_default()
+                rest.split_off(..length - mask.prefix()).unwrap_or_default()
             } else {
                 &positions[..]
             }

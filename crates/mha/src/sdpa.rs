@@ -1,6 +1,8 @@
 //! Scaled dot-product attention, `softmax(q·kᵀ / √D) · v`: Vaswani et al. 2017, equation 1,
 //! <https://arxiv.org/abs/1706.03762>.
 
+use std::ops::Range;
+
 use candle_core::{D, DType, Tensor};
 use ops::widen;
 
@@ -152,13 +154,12 @@ pub(crate) fn attend_with_compute_type(
         return attend_in_blocks(q, k, v, mask.tensors()?, scoring, dropout);
     };
     let mut contexts = vec![];
-    for (&start, len) in sequences.offsets().iter().zip(sequences.lengths()) {
-        if len > 0 {
-            let part = |x: &Tensor| x.narrow(2, start, len);
-            let (q, k, v, mask) = (part(q)?, part(k)?, part(v)?, mask.of_sequence(start, len)?);
-            let dropout = dropout.as_deref_mut();
-            contexts.push(attend_in_blocks(&q, &k, &v, mask.tensors()?, scoring, dropout)?);
-        }
+    for (tokens, keys) in sequences.ranges().filter(|(tokens, _)| !tokens.is_empty()) {
+        let part = |x: &Tensor, range: &Range<usize>| x.narrow(2, range.start, range.len());
+        let (q, k, v) = (part(q, &tokens)?, part(k, &keys)?, part(v, &keys)?);
+        let mask = mask.of_sequence(&tokens, &keys)?;
+        let dropout = dropout.as_deref_mut();
+        contexts.push(attend_in_blocks(&q, &k, &v, mask.tensors()?, scoring, dropout)?);
     }
     if contexts.is_empty() {
         return attend_in_blocks(q, k, v, &MaskTensors::default(), scoring, None); // no tokens

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use ops::Weights;
 
 use crate::{
-    AttentionConfig, AttentionMask, AttentionOptions, Error, KvCache, LoweredMask,
+    AttentionConfig, AttentionMask, AttentionOptions, Error, KvCache, LoweredMask, Memory,
     MultiHeadAttention, Result,
 };
 
@@ -147,6 +147,58 @@ impl SelfAttention {
         let output = self.0.attend(&q, &memory, mask, options)?;
         cache.advance(memory);
         Ok(output)
+    }
+
+    /// [`Self::forward_lowered`] for ragged sequences that all follow the same tokens, the prefix,
+    /// whose keys and values are `prefix`. Each token attends to the prefix and to the tokens of its
+    /// sequence, as the mask allows.
+    ///
+    /// # Shapes
+    /// `x`: `(1, N, E)`; `prefix`: of one sequence of P tokens; the mask is for scores
+    /// `(1, H, N, N + B·P)`, from [`AttentionMask::with_sequences_after`]; returns `(1, N, E)` and
+    /// the weights that the options select
+    /// # Errors
+    /// The errors of [`Self::forward_lowered`]; [`Error::Shape`] if the mask is not for ragged
+    /// sequences after P keys.
+    ///
+    /// # Examples
+    /// Sequences of 1 and 2 tokens after the same two tokens:
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    /// use mha::{AttentionConfig, AttentionMask, AttentionOptions, KvCache, SelfAttention};
+    ///
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+    /// let attention = SelfAttention::new(&AttentionConfig::new(12, 3), vb)?;
+    /// let options = AttentionOptions::new;
+    /// let x = Tensor::randn(0f32, 1., (1, 5, 12), &Cpu)?; // the prefix, then both sequences
+    /// let (prefix, tokens) = (x.narrow(1, 0, 2)?, x.narrow(1, 2, 3)?);
+    ///
+    /// let mut cache = KvCache::new(2);
+    /// let mask = AttentionMask::causal(0).lower([1, 3, 2, 2], DType::F32, &Cpu)?;
+    /// attention.step_lowered(&prefix, &mask, &mut cache, options())?;
+    /// let memory = cache.to_memory()?.unwrap();
+    /// let mask = AttentionMask::causal(2).with_sequences_after(&[0, 1, 3], 2)?;
+    /// let mask = mask.lower([1, 3, 3, 7], DType::F32, &Cpu)?;
+    /// let (got, _) = attention.forward_after(&tokens, &mask, &memory, options())?;
+    ///
+    /// let second = Tensor::cat(&[&prefix, &tokens.narrow(1, 1, 2)?], 1)?;
+    /// let expected = attention.forward(&second, &AttentionMask::causal(0))?;
+    /// let (got, expected) = (got.narrow(1, 1, 2)?, expected.narrow(1, 2, 2)?);
+    /// let is_close = (got - expected)?.abs()?.lt(1e-5)?; // 0 for NaN
+    /// assert_eq!(is_close.min_all()?.to_scalar::<u8>()?, 1);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn forward_after(
+        &self,
+        x: &Tensor,
+        mask: &LoweredMask,
+        prefix: &Memory,
+        options: AttentionOptions,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let projected = self.0.project(x, x, x, options.transform);
+        let (q, tokens) = projected.map_err(Error::with_query_named_x)?;
+        self.0.attend(&q, &prefix.before_each(&tokens, mask)?, mask, options)
     }
 }
 

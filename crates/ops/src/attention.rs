@@ -113,8 +113,8 @@ fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
     })
 }
 
-/// Attention by the CUDA kernel, without the head mask. It supports ragged sequences with and
-/// without causal mask, window and distance bias, if B = 1, T = S, and V = D is 32 or 64.
+/// Attention by the CUDA kernel, without the head mask. It supports ragged sequences without a
+/// prefix, with and without causal mask, window and distance bias, if B = 1, and V = D is 32 or 64.
 #[cfg(feature = "cuda")]
 fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Option<Tensor>> {
     let [q, _k, v] = qkv;

@@ -1,20 +1,24 @@
 //! The mask of attention in the form that the kernels expect.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 use candle_core::{Tensor, WithDType};
 use mha_kernels::{Broadcast, Sequence};
 
 use crate::{Result, widen};
 
-/// Ragged sequences: the tokens of each see the tokens of the same sequence only. Clones share what
-/// the kernels compute from the offsets.
+/// Ragged sequences: the tokens of each see the tokens of the same sequence only, and the keys of a
+/// prefix before them. Clones share what the kernels compute from the offsets.
 #[derive(Clone, Debug)]
 pub struct Sequences(Arc<Offsets>);
 
 #[derive(Debug)]
 struct Offsets {
     offsets: Box<[usize]>,
+    prefix: usize,
     /// The offsets in the form that the CUDA kernel expects, on the first GPU that was used.
     #[cfg(feature = "cuda")]
     tiles: OnceLock<mha_kernels_cuda::Tiles>,
@@ -22,10 +26,13 @@ struct Offsets {
 
 impl Sequences {
     /// The sequences with these offsets: the index of the first token of each sequence, then the
-    /// number of tokens. The offsets start at 0 and do not decrease.
-    pub fn new(offsets: &[usize]) -> Self {
+    /// number of tokens. The offsets start at 0 and do not decrease. The tokens of each sequence
+    /// follow `prefix` keys, which only the keys and values contain: a sequence of n tokens has
+    /// `prefix + n` keys.
+    pub fn new(offsets: &[usize], prefix: usize) -> Self {
         Self(Arc::new(Offsets {
             offsets: offsets.into(),
+            prefix,
             #[cfg(feature = "cuda")]
             tiles: OnceLock::new(),
         }))
@@ -34,6 +41,27 @@ impl Sequences {
     /// The index of the first token of each sequence, then the number of tokens.
     pub fn offsets(&self) -> &[usize] {
         &self.0.offsets
+    }
+
+    /// The number of keys before the tokens of each sequence.
+    pub fn prefix(&self) -> usize {
+        self.0.prefix
+    }
+
+    /// The number of keys of all sequences, `N + B·prefix` for B sequences of N tokens; `usize::MAX`
+    /// if it is larger.
+    pub fn keys(&self) -> usize {
+        let (b, n) = (self.offsets().len().saturating_sub(1), self.offsets().last().copied());
+        b.saturating_mul(self.prefix()).saturating_add(n.unwrap_or(0))
+    }
+
+    /// The indices of the tokens and of the keys of each sequence.
+    pub fn ranges(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + Clone {
+        let prefix = self.prefix();
+        self.offsets().windows(2).enumerate().map(move |(i, w)| {
+            let [start, end] = [i, i + 1].map(|sequences| sequences * prefix);
+            (w[0]..w[1], w[0] + start..w[1] + end)
+        })
     }
 
     /// The number of tokens of each sequence.
@@ -63,7 +91,8 @@ impl Sequences {
 /// queries are f64, otherwise f32. The default has no part.
 #[derive(Clone, Debug, Default)]
 pub struct MaskParts {
-    /// Ragged sequences, for T = S. All other parts apply within each sequence.
+    /// Ragged sequences, for T and S of [`Sequences::offsets`] and [`Sequences::keys`]. All other
+    /// parts apply within each sequence.
     pub sequences: Option<Sequences>,
     /// The offset of a causal mask: query t sees the keys up to `t + offset`.
     pub causal: Option<usize>,
@@ -168,9 +197,9 @@ impl CpuMask {
         let sequences = match &parts.sequences {
             None => (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect(),
             Some(sequences) => {
-                let ranges = sequences.offsets().windows(2).map(|w| w[0]..w[1]);
+                let ranges = sequences.ranges();
                 let sequences_of =
-                    |b| ranges.clone().map(move |r| Sequence { b, queries: r.clone(), keys: r });
+                    |b| ranges.clone().map(move |(queries, keys)| Sequence { b, queries, keys });
                 (0..b).flat_map(sequences_of).collect()
             }
         };

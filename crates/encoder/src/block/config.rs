@@ -585,6 +585,23 @@ impl EncoderConfig {
             || self.disentangled.is_some()
     }
 
+    /// Whether the hidden states of a token depend only on the tokens up to it and on rotary
+    /// positions.
+    pub(crate) fn shares_prefixes(&self) -> bool {
+        self.causal
+            && matches!(self.positions, Positions::Rotary(_))
+            && self.embeddings.type_vocab_size.is_none()
+            && self.relative_bias.is_none()
+            && self.disentangled.is_none()
+    }
+
+    /// The size in bytes of the keys and values of a token in all layers, in f32.
+    pub(crate) fn key_value_bytes(&self) -> usize {
+        let heads = self.num_key_value_heads.unwrap_or(self.num_attention_heads);
+        let head_dim = self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1));
+        self.num_hidden_layers * heads * 2 * head_dim * size_of::<f32>()
+    }
+
     /// The position ids of the tokens of a sequence.
     pub(crate) fn position_ids(&self, input_ids: &[u32]) -> Vec<u32> {
         match self.positions {

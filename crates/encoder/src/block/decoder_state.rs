@@ -16,6 +16,40 @@ pub struct DecoderCache {
     pub(super) longest: usize,
 }
 
+/// The keys and values of tokens with which several sequences begin, for every layer of a causal
+/// model.
+#[derive(Clone, Debug)]
+pub(crate) struct Prefix {
+    pub(super) layers: Vec<Memory>,
+}
+
+impl Prefix {
+    /// The number of tokens.
+    pub(crate) fn len(&self) -> usize {
+        self.layers.first().map_or(0, Memory::keys)
+    }
+
+    /// The size in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layers.iter().map(Memory::bytes).sum()
+    }
+
+    /// The layers of `prefix`, `n` times.
+    #[cfg(test)]
+    pub(crate) fn repeated(prefix: &Self, n: usize) -> Self {
+        Self { layers: (0..n).flat_map(|_| prefix.layers.clone()).collect() }
+    }
+
+    /// The first `len` tokens.
+    ///
+    /// # Errors
+    /// [`crate::Error::Attention`] if there are fewer.
+    pub(crate) fn first(&self, len: usize) -> Result<Self> {
+        let layers = self.layers.iter().map(|layer| layer.first(len));
+        Ok(Self { layers: layers.collect::<mha::Result<_>>()? })
+    }
+}
+
 /// The keys and values of an encoder's output, for every layer of a decoder with cross-attention.
 #[derive(Clone, Debug)]
 pub struct DecoderMemory {

@@ -55,11 +55,22 @@ pub struct EncoderLayer {
     output_norms: Option<[Norm; 2]>,
 }
 
-/// The cache and the memory that the tokens of a layer attend to besides each other.
+/// The keys and values of the tokens before those of a layer's input.
+#[derive(Default)]
+pub(super) enum Preceding<'a> {
+    /// There are none.
+    #[default]
+    None,
+    /// Those of each sequence. The layer appends those of its tokens.
+    Cache(&'a mut KvCache),
+    /// Those of a prefix of all ragged sequences.
+    Prefix(&'a Memory),
+}
+
+/// The keys and values that the tokens of a layer attend to besides each other's.
 #[derive(Default)]
 pub(super) struct Context<'a> {
-    /// The keys and values of preceding tokens. Those of the layer's tokens are appended.
-    pub(super) cache: Option<&'a mut KvCache>,
+    pub(super) preceding: Preceding<'a>,
     /// The keys and values of an encoder's output, and its padding.
     pub(super) memory: Option<(&'a Memory, Option<&'a Tensor>)>,
     /// The weights of cross-attention to return.
@@ -172,17 +183,17 @@ impl EncoderLayer {
         }
     }
 
-    /// The mask for [`Self::forward_lowered`] of inputs with the shape of `x`, `(B, T, E)`, after
-    /// `cached` tokens in a cache.
+    /// The mask for [`Self::forward_lowered`] of inputs with the shape of `x`, `(B, T, E)`, and
+    /// `preceding` keys besides those of `x`.
     pub(super) fn lower(
         &self,
         x: &Tensor,
         mask: &AttentionMask,
-        cached: usize,
+        preceding: usize,
     ) -> Result<LoweredMask> {
         let (b, t, _e) = x.dims3()?;
         let heads = self.attention.attention().config().num_attention_heads;
-        Ok(mask.lower([b, heads, t, cached + t], x.dtype(), x.device())?)
+        Ok(mask.lower([b, heads, t, preceding + t], x.dtype(), x.device())?)
     }
 
     /// [`Self::forward_with`] with a mask from [`Self::lower`]. All layers of an encoder can use
@@ -199,14 +210,19 @@ impl EncoderLayer {
         options: AttentionOptions,
         context: Context,
     ) -> Result<LayerOutput> {
-        let Context { cache, memory, memory_weights } = context;
+        let Context { preceding, memory, memory_weights } = context;
         let normed = match (&self.attention_norm, self.placement) {
             (Some(norm), NormPlacement::Pre | NormPlacement::PreAndPost) => norm.forward(x)?,
             _ => x.clone(),
         };
-        let (mut attended, weights) = match cache {
-            None => self.attention.forward_lowered(&normed, mask, options)?,
-            Some(cache) => self.attention.step_lowered(&normed, mask, cache, options)?,
+        let (mut attended, weights) = match preceding {
+            Preceding::None => self.attention.forward_lowered(&normed, mask, options)?,
+            Preceding::Cache(cache) => {
+                self.attention.step_lowered(&normed, mask, cache, options)?
+            }
+            Preceding::Prefix(prefix) => {
+                self.attention.forward_after(&normed, mask, prefix, options)?
+            }
         };
         if let Some([norm, _]) = &self.output_norms {
             attended = norm.forward(&attended)?;

@@ -14,6 +14,7 @@ pub use config::{
     NormConfig, NormKind, NormPlacement, Positions, RelativeBiasConfig, RotaryPositions,
 };
 pub(crate) use config::{check_num_hidden_layers, unsupported};
+pub(crate) use decoder_state::Prefix;
 pub use decoder_state::{DecoderAttentions, DecoderCache, DecoderMemory};
 pub use embeddings::InputEmbeddings;
 pub use encoder::Encoder;

@@ -9,15 +9,23 @@ use ops::{CudaGraphCache, Linear, Loaded, Weights};
 use crate::{
     DecoderAttentions, DecoderCache, DecoderMemory, Encoder, EncoderConfig, InputEmbeddings,
     InputError, LoadOptions, LoadReport, ModelFiles, RaggedBatch, Result, SequencePooling,
+    block::Prefix,
     load::ModelFolder,
     models::load_encoder::load_encoder,
     models::ragged_batch::{as_u32, scatter, tables},
+    models::shared_prefix::{self, Group, PrefixCache},
 };
 
 /// Number of tokens per thread in one part of a batch. Each part passes through all layers before
 /// the next part starts. Larger parts make the matrix products more efficient; at this size the
 /// activations between the products still fit in the CPU's caches.
 const TOKENS_PER_THREAD: usize = 128;
+
+/// Maximum number of keys per token, on average, in one part of a batch of sequences after a prefix.
+const KEYS_PER_TOKEN: usize = 8;
+
+/// Maximum number of keys in one part of such a batch on a GPU.
+const MAX_KEYS: usize = 1 << 18;
 
 /// An encoder of any architecture, with or without the pooler.
 ///
@@ -47,6 +55,7 @@ pub struct EncoderModel {
     pooler: Option<Linear>,
     device: Device,
     graphs: CudaGraphCache,
+    prefixes: PrefixCache,
 }
 
 /// The output of [`EncoderModel::forward`].
@@ -101,6 +110,7 @@ impl EncoderModel {
             pooler,
             device: weights.device().clone(),
             graphs: CudaGraphCache::default(),
+            prefixes: PrefixCache::default(),
         })
     }
 
@@ -377,27 +387,141 @@ impl EncoderModel {
     /// [`InputError::Id`] if an id is outside its embedding table; [`InputError::TooLong`] if a
     /// sequence has more than [`EncoderConfig::max_tokens`] tokens.
     pub fn forward_ragged(&self, batch: &RaggedBatch) -> Result<Tensor> {
+        self.forward_after(batch, None)
+    }
+
+    /// [`Self::forward_ragged`] for sequences that all continue the same prefix. Returns the hidden
+    /// states of the tokens after the prefix.
+    fn forward_after(&self, batch: &RaggedBatch, prefix: Option<&Prefix>) -> Result<Tensor> {
         if batch.tokens() == 0 {
             let dtype = self.embeddings.dtype();
             return Ok(no_rows(self.config.hidden_size, dtype, &self.device)?);
         }
         let encode = |batch: &RaggedBatch| {
             let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
+            if let Some(prefix) = prefix {
+                let x = self.embed_ragged(&ids)?;
+                return Ok(self.encoder.forward_after(&x, batch.offsets(), prefix)?.squeeze(0)?);
+            }
             let mask = AttentionMask::none().with_sequences(batch.offsets())?;
             self.graphs.run(batch.offsets(), &ids, &mask, |ids, mask| {
                 Ok(self.encoder.forward(&self.embed_ragged(ids)?, mask)?.squeeze(0)?)
             })
         };
-        if !self.device.is_cpu() {
+        // Each sequence has the keys and values of the prefix once, in the layer that is computed.
+        let keys = batch.tokens() + prefix.map_or(0, |prefix| batch.sequences() * prefix.len());
+        let part = if self.device.is_cpu() {
+            TOKENS_PER_THREAD * ops::max_threads()
+        } else {
+            MAX_KEYS / KEYS_PER_TOKEN
+        };
+        let part = part.min((part * KEYS_PER_TOKEN * batch.tokens()).div_ceil(keys));
+        if !self.device.is_cpu() && (prefix.is_none() || keys <= MAX_KEYS) {
             return encode(batch);
         }
         // All work runs in the rayon pool, so that concurrent callers share the threads of the pool
         // and do not add threads.
         rayon::scope(|_| {
-            let parts = batch.parts(TOKENS_PER_THREAD * ops::max_threads());
-            let hidden = parts.map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
+            let hidden = batch.parts(part).map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
             Ok(Tensor::cat(&hidden, 0)?)
         })
+    }
+
+    /// The hidden state of one token of each sequence: token `at[i]` of sequence i. If the model is
+    /// causal, tokens with which several sequences begin are computed once; the result is the same.
+    /// `prompts[i]` is the number of tokens at the beginning of sequence i with which sequences of
+    /// later calls may begin too.
+    ///
+    /// # Shapes
+    /// `at`, `prompts`: `(B,)`; returns `(B, E)`
+    /// # Errors
+    /// [`InputError::EmptySequence`] for a sequence without tokens; the errors of
+    /// [`Self::forward_ragged`].
+    pub(crate) fn forward_ragged_at(
+        &self,
+        batch: &RaggedBatch,
+        at: &[usize],
+        prompts: Option<&[usize]>,
+    ) -> Result<Tensor> {
+        let offsets = batch.offsets();
+        if let Some(index) = offsets.windows(2).position(|w| w[0] == w[1]) {
+            return Err(InputError::EmptySequence { index }.into());
+        }
+        let select = |hidden: Tensor, rows: &mut dyn Iterator<Item = usize>| -> Result<Tensor> {
+            let rows = rows.map(|row| row as u32);
+            Ok(hidden.index_select(&Tensor::from_iter(rows, hidden.device())?, 0)?)
+        };
+        let groups = if self.config.shares_prefixes() && self.encoder.shares_prefixes() {
+            self.groups(batch, at, prompts)
+        } else {
+            vec![]
+        };
+        if groups.is_empty() {
+            let hidden = self.forward_ragged(batch)?;
+            if batch.sequences() == 0 {
+                return Ok(hidden); // (0, E)
+            }
+            return select(hidden, &mut offsets.iter().zip(at).map(|(start, at)| start + at));
+        }
+        batch.ids(&self.config, &Device::Cpu)?; // checks the ids and the lengths
+        let (mut rows, mut hidden) = (vec![0; batch.sequences()], vec![]);
+        let mut computed = 0;
+        for Group { sequences, prefix } in groups {
+            let tokens = &batch.sequence(sequences[0])[..prefix];
+            let prefix = match tokens {
+                [] => None,
+                _ => Some(self.prefixes.get(tokens, sequences.len(), |ids| self.prefix(ids))?),
+            };
+            let start = prefix.as_ref().map_or(0, Prefix::len);
+            let tails = batch.tails(&sequences, start)?;
+            let states = self.forward_after(&tails, prefix.as_ref())?;
+            let last = tails.offsets().iter().zip(&sequences).map(|(row, &i)| row + at[i] - start);
+            hidden.push(select(states, &mut last.into_iter())?);
+            for i in sequences {
+                rows[i] = computed;
+                computed += 1;
+            }
+        }
+        select(Tensor::cat(&hidden, 0)?, &mut rows.into_iter())
+    }
+
+    #[cfg(test)]
+    pub(super) fn prefixes(&self) -> &PrefixCache {
+        &self.prefixes
+    }
+
+    /// The sequences in groups with common prefixes, for [`Self::forward_ragged_at`]; empty if
+    /// there are no prefixes.
+    fn groups(&self, batch: &RaggedBatch, at: &[usize], prompts: Option<&[usize]>) -> Vec<Group> {
+        let most = PrefixCache::max_tokens(self.config.key_value_bytes());
+        let sequences: Vec<&[u32]> = (0..batch.sequences()).map(|i| batch.sequence(i)).collect();
+        let max: Vec<usize> = at.iter().map(|&at| at.min(most)).collect();
+        let mut groups = shared_prefix::groups(&sequences, &max);
+        let mut alone = vec![true; sequences.len()];
+        groups.iter().flat_map(|group| &group.sequences).for_each(|&i| alone[i] = false);
+        let mut without = vec![];
+        for i in (0..sequences.len()).filter(|&i| alone[i]) {
+            let prompt = prompts.map_or(0, |prompts| prompts[i]).min(max[i]);
+            let prefix = self.prefixes.kept(&sequences[i][..max[i]]).max(prompt);
+            if prefix > 0 {
+                groups.push(Group { sequences: vec![i], prefix });
+            } else {
+                without.push(i);
+            }
+        }
+        if !groups.is_empty() && !without.is_empty() {
+            groups.push(Group { sequences: without, prefix: 0 });
+        }
+        groups
+    }
+
+    /// The keys and values of the first tokens of a sequence.
+    pub(super) fn prefix(&self, tokens: &[u32]) -> Result<Prefix> {
+        let mut batch = RaggedBatch::default();
+        batch.push(tokens, &vec![0; tokens.len()])?;
+        let ids = batch.ids(&self.config, &self.device)?;
+        let compute = || self.encoder.prefix(&self.embed_ragged(&ids)?);
+        if self.device.is_cpu() { rayon::scope(|_| compute()) } else { compute() }
     }
 
     /// [`Self::forward_ragged`] where all tokens of sequence `i` attend to its first `keys[i]`
@@ -465,32 +589,29 @@ impl EncoderModel {
         of_tokens: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let offsets = batch.offsets();
-        let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
-        if let Some(index) = offsets.windows(2).position(is_empty) {
-            return Err(InputError::EmptySequence { index }.into());
-        }
-        let hidden = of_tokens(&self.forward_ragged(batch)?)?; // (N, W)
-        if offsets.len() < 2 {
-            return Ok(hidden); // no sequences: (0, W)
-        }
-        let select = |token: &dyn Fn(&[usize]) -> usize| -> Result<Tensor> {
-            let rows = offsets.windows(2).map(|sequence| token(sequence) as u32);
-            Ok(hidden.index_select(&Tensor::from_iter(rows, hidden.device())?, 0)?)
-        };
-        match pooling {
-            SequencePooling::Cls => select(&|sequence| sequence[0]),
-            SequencePooling::Last { pad_token_id } => select(&|sequence| {
-                let ids = &batch.input_ids()[sequence[0]..sequence[1]];
-                sequence[0] + ids.iter().rposition(|&id| Some(id) != pad_token_id).unwrap_or(0)
-            }),
+        let at: Vec<usize> = match pooling {
+            SequencePooling::Cls => vec![0; batch.sequences()],
+            SequencePooling::Last { pad_token_id } => {
+                let last = |ids: &[u32]| ids.iter().rposition(|&id| Some(id) != pad_token_id);
+                (0..batch.sequences()).map(|i| last(batch.sequence(i)).unwrap_or(0)).collect()
+            }
             SequencePooling::Mean | SequencePooling::Late => {
+                let is_empty = |sequence: &[usize]| sequence[0] == sequence[1];
+                if let Some(index) = offsets.windows(2).position(is_empty) {
+                    return Err(InputError::EmptySequence { index }.into());
+                }
+                let hidden = of_tokens(&self.forward_ragged(batch)?)?; // (N, W)
+                if batch.sequences() == 0 {
+                    return Ok(hidden); // (0, W)
+                }
                 let in_sum_dtype = hidden.to_dtype(sum_dtype(hidden.dtype()))?;
                 let means =
                     offsets.windows(2).map(|w| in_sum_dtype.narrow(0, w[0], w[1] - w[0])?.mean(0));
                 let means = Tensor::stack(&means.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
-                Ok(means.to_dtype(hidden.dtype())?)
+                return Ok(means.to_dtype(hidden.dtype())?);
             }
-        }
+        };
+        of_tokens(&self.forward_ragged_at(batch, &at, None)?)
     }
 
     fn output(&self, last_hidden_state: Tensor, input: &Padded) -> Result<EncoderOutput> {

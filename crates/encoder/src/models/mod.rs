@@ -36,6 +36,7 @@ pub(crate) mod ragged_batch;
 mod registry;
 mod roberta;
 mod rope;
+mod shared_prefix;
 
 pub use bert_config::BertConfig;
 pub use causal_lm::CausalLm;

@@ -77,14 +77,32 @@ impl RaggedBatch {
         self.input_ids.len()
     }
 
-    /// The ids of all tokens.
-    pub(crate) fn input_ids(&self) -> &[u32] {
-        &self.input_ids
-    }
-
     /// The index of each sequence's first token, then N.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
+    }
+
+    /// B, the number of sequences.
+    pub(crate) fn sequences(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// The ids of the tokens of sequence `i`.
+    pub(crate) fn sequence(&self, i: usize) -> &[u32] {
+        &self.input_ids[self.offsets[i]..self.offsets[i + 1]]
+    }
+
+    /// These sequences, each without its first `start` tokens.
+    ///
+    /// # Errors
+    /// The errors of [`Self::push`].
+    pub(crate) fn tails(&self, sequences: &[usize], start: usize) -> Result<Self> {
+        let mut tails = Self::default();
+        for &i in sequences {
+            let range = self.offsets[i] + start..self.offsets[i + 1];
+            tails.push(&self.input_ids[range.clone()], &self.token_type_ids[range])?;
+        }
+        Ok(tails)
     }
 
     /// The visible tokens of padded sequences. Also returns the row of each of them in the padded

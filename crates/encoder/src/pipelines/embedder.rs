@@ -103,8 +103,13 @@ impl Model {
     /// The vectors of sequences, before the other modules.
     fn forward(&self, sequences: &[(&Tokens, usize)]) -> Result<Tensor> {
         match self {
-            Self::Transformer { encoder, .. } => {
+            Self::Transformer { encoder, pooling } => {
                 let batch = RaggedBatch::from_tokens(sequences.iter().map(|(tokens, _)| *tokens))?;
+                let prompts: Vec<usize> = sequences.iter().map(|(_, prompt)| *prompt).collect();
+                if let Some(at) = pooling.one_token(batch.offsets(), &prompts)? {
+                    let hidden = encoder.forward_ragged_at(&batch, &at, Some(&prompts))?;
+                    return Ok(hidden.to_dtype(DType::F32)?); // (B, E)
+                }
                 let hidden = encoder.forward_ragged(&batch)?; // (N, E)
                 self.pool(&hidden, batch.offsets(), sequences) // (B, E)
             }

@@ -141,6 +141,32 @@ impl Pooling {
         self.modes.len() * hidden_size
     }
 
+    /// The index in each ragged sequence of the token whose hidden state is the vector; `None` if the
+    /// pooling reads more tokens. The arguments are those of [`Self::forward`].
+    ///
+    /// # Errors
+    /// [`InputError::OnlyPrompt`] for a sequence without tokens after the prompt, if the prompt is
+    /// excluded.
+    pub(crate) fn one_token(
+        &self,
+        offsets: &[usize],
+        prompts: &[usize],
+    ) -> Result<Option<Vec<usize>>> {
+        let [mode @ (PoolingMode::Cls | PoolingMode::LastToken)] = self.modes[..] else {
+            return Ok(None);
+        };
+        let token = |(w, &prompt): (&[usize], &usize)| {
+            let tokens = w[1] - w[0];
+            let first = if self.include_prompt { 0 } else { prompt };
+            if first > 0 && first >= tokens {
+                return Err(InputError::OnlyPrompt { tokens }.into());
+            }
+            Ok(if mode == PoolingMode::Cls { first } else { tokens.saturating_sub(1) })
+        };
+        let tokens: Result<Vec<_>> = offsets.windows(2).zip(prompts).map(token).collect();
+        tokens.map(Some)
+    }
+
     /// Pools ragged sequences. `prompts` holds the number of prompt tokens at the beginning of each
     /// sequence.
     ///

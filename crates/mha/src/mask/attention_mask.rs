@@ -129,8 +129,36 @@ impl AttentionMask {
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn with_sequences(self, offsets: &[usize]) -> Result<Self> {
+        self.with_sequences_after(offsets, 0)
+    }
+
+    /// [`Self::with_sequences`] where `prefix` keys come before the keys of the tokens of each
+    /// sequence. A causal mask has the offset `prefix`, so that all tokens see the prefix.
+    ///
+    /// # Shapes
+    /// for B sequences of N tokens together, the queries are `(1, H, N, D)` and the keys
+    /// `(1, G, N + B·prefix, D)`: for each sequence those of the prefix, then those of its tokens
+    ///
+    /// # Errors
+    /// The errors of [`Self::with_sequences`].
+    ///
+    /// # Examples
+    /// Sequences of 1 and 2 tokens, after a prefix of one key:
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention as attend};
+    ///
+    /// let mask = AttentionMask::causal(1).with_sequences_after(&[0, 1, 3], 1)?;
+    /// assert_eq!(mask.positions(3)?, [1, 1, 2]);
+    /// let zeros = |tokens| Tensor::zeros((1, 1, tokens, 1), candle_core::DType::F32, &Cpu);
+    /// let v = Tensor::new(&[1f32, 7., 1., 3., 8.], &Cpu)?.reshape((1, 1, 5, 1))?;
+    /// let out = attend(&zeros(3)?, &zeros(5)?, &v, &mask, None)?.flatten_all()?;
+    /// assert_eq!(out.to_vec1::<f32>()?, [4., 2., 4.]); // means of 1 and 7; 1 and 3; 1, 3 and 8
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn with_sequences_after(self, offsets: &[usize], prefix: usize) -> Result<Self> {
         check_offsets(offsets, 0, offsets.last().copied().unwrap_or(0))?;
-        Ok(Self { sequences: Some(Sequences::new(offsets)), ..self })
+        Ok(Self { sequences: Some(Sequences::new(offsets, prefix)), ..self })
     }
 
     /// Hides the keys of each sequence where `padding` is 0.
@@ -382,7 +410,8 @@ impl AttentionMask {
         })
     }
 
-    /// The number of tokens of each ragged sequence, or of each of `b` sequences of `t` queries.
+    /// The number of tokens of each ragged sequence, its prefix included, or of each of `b` sequences
+    /// of `t` queries.
     ///
     /// In padded sequences, the tokens before the first visible token and after the
     /// last one are not counted; padding and the valid length of each sequence determine which
@@ -409,7 +438,7 @@ impl AttentionMask {
     pub fn sequence_lengths(&self, b: usize, t: usize) -> Result<Vec<usize>> {
         self.check_sequences(t)?;
         if let Some(sequences) = &self.sequences {
-            return Ok(sequences.lengths().collect());
+            return Ok(sequences.ranges().map(|(_, keys)| keys.len()).collect());
         }
         let s = t.saturating_add(self.causal.unwrap_or(0));
         let Some(visible) = self.keys(b, s, &Device::Cpu)? else { return Ok(vec![s; b]) };
@@ -423,6 +452,11 @@ impl AttentionMask {
     /// Whether the mask has ragged sequences, from [`Self::with_sequences`].
     pub fn is_ragged(&self) -> bool {
         self.sequences.is_some()
+    }
+
+    /// The number of ragged sequences; 0 without ragged sequences.
+    pub fn ragged_sequences(&self) -> usize {
+        self.sequences.as_ref().map_or(0, |sequences| sequences.ranges().count())
     }
 
     /// The visible keys, if the mask has no other parts than padding and valid lengths per
@@ -467,6 +501,28 @@ impl AttentionMask {
     /// [`Error::Offset`] if it is not.
     pub(super) fn check_sequences(&self, n: usize) -> Result<()> {
         self.sequences.as_ref().map_or(Ok(()), |x| check_offsets(x.offsets(), 0, n))
+    }
+
+    /// Checks that ragged sequences have `s` keys.
+    ///
+    /// # Errors
+    /// [`Error::Offset`] or, with a prefix, [`Error::Shape`] if they have another number.
+    pub(super) fn check_keys(&self, s: usize) -> Result<()> {
+        let Some(sequences) = &self.sequences else { return Ok(()) };
+        let (prefix, keys) = (sequences.prefix(), sequences.keys());
+        if prefix == 0 {
+            return self.check_sequences(s);
+        }
+        if keys == s {
+            return Ok(());
+        }
+        let expected = format!("(B, G, S, D) with S = {keys}, {prefix} keys before each sequence");
+        Err(Error::Shape { argument: "k", expected, got: vec![s] })
+    }
+
+    /// The number of keys before each ragged sequence.
+    pub(crate) fn prefix(&self) -> usize {
+        self.sequences.as_ref().map_or(0, Sequences::prefix)
     }
 
     /// The keys that padding and the valid length of each sequence leave visible, `(B, S)` of u8;

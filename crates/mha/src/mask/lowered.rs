@@ -1,6 +1,6 @@
 //! [`LoweredMask`]: a mask for scores of one shape.
 
-use std::sync::OnceLock;
+use std::{ops::Range, sync::OnceLock};
 
 use candle_core::{DType, Device, Tensor};
 use ops::{KernelMask, MaskParts, Sequences};
@@ -19,13 +19,14 @@ use crate::{
 pub struct LoweredMask {
     kernel: KernelMask,
     tensors: OnceLock<MaskTensors>,
+    key_rows: OnceLock<Tensor>,
     device: Device,
 }
 
 impl LoweredMask {
     fn new(dims: [usize; 4], parts: MaskParts, device: &Device) -> Self {
         let (kernel, device) = (KernelMask::new(dims, parts), device.clone());
-        Self { kernel, tensors: OnceLock::new(), device }
+        Self { kernel, tensors: OnceLock::new(), key_rows: OnceLock::new(), device }
     }
 
     /// Checks that the mask was lowered for scores `(B, H, T, S)` with these dims.
@@ -72,29 +73,46 @@ impl LoweredMask {
         Ok(self.tensors.get_or_init(|| tensors))
     }
 
-    /// The mask of the ragged sequence of the tokens `start..start + len`.
+    /// The mask of the ragged sequence with these tokens and keys.
     ///
     /// # Errors
     /// [`Error::Candle`] if a tensor operation fails.
-    pub(crate) fn of_sequence(&self, start: usize, len: usize) -> Result<Self> {
+    pub(crate) fn of_sequence(&self, tokens: &Range<usize>, keys: &Range<usize>) -> Result<Self> {
         let ([b, h, _, _], parts) = (self.kernel.dims(), self.kernel.parts());
-        let narrow = |x: &Option<Tensor>, axes: &[usize]| {
+        let narrow = |x: &Option<Tensor>, axes: &[(usize, &Range<usize>)]| {
             let Some(mut x) = x.clone() else { return Ok(None) };
-            for &axis in axes {
-                if x.dim(axis)? > 1 {
-                    x = x.narrow(axis, start, len)?;
+            for (axis, range) in axes {
+                if x.dim(*axis)? > 1 {
+                    x = x.narrow(*axis, range.start, range.len())?;
                 }
             }
             candle_core::Result::Ok(Some(x))
         };
         let parts = MaskParts {
             sequences: None,
-            keys: narrow(&parts.keys, &[1])?,
-            keep: narrow(&parts.keep, &[2, 3])?,
-            bias: narrow(&parts.bias, &[2, 3])?,
+            keys: narrow(&parts.keys, &[(1, keys)])?,
+            keep: narrow(&parts.keep, &[(2, tokens), (3, keys)])?,
+            bias: narrow(&parts.bias, &[(2, tokens), (3, keys)])?,
             ..parts.clone()
         };
-        Ok(Self::new([b, h, len, len], parts, &self.device))
+        Ok(Self::new([b, h, tokens.len(), keys.len()], parts, &self.device))
+    }
+
+    /// The rows of the keys of all ragged sequences, `(S,)` of u32, in the rows of the prefix
+    /// followed by those of all tokens: for each sequence the prefix, then its tokens.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if the tensor cannot be created.
+    pub(crate) fn key_rows(&self, sequences: &Sequences) -> Result<&Tensor> {
+        if let Some(rows) = self.key_rows.get() {
+            return Ok(rows);
+        }
+        let prefix = sequences.prefix();
+        let rows = sequences
+            .ranges()
+            .flat_map(|(tokens, _)| (0..prefix).chain(prefix + tokens.start..prefix + tokens.end));
+        let rows = Tensor::from_iter(rows.map(|row| row as u32), &self.device)?;
+        Ok(self.key_rows.get_or_init(|| rows))
     }
 }
 
@@ -128,7 +146,7 @@ impl AttentionMask {
     pub fn lower(&self, dims: [usize; 4], dtype: DType, device: &Device) -> Result<LoweredMask> {
         let [b, h, t, s] = dims;
         self.check_sequences(t)?;
-        self.check_sequences(s)?;
+        self.check_keys(s)?;
         let dtype = score_dtype(dtype);
         let distance_bias = match &self.distance_bias {
             None => None,

@@ -80,27 +80,29 @@ impl MaskTensors {
         if let Some(keys) = &parts.keys {
             keep.and(keys.reshape((b, 1, 1, s))?)?;
         }
-        if let Some(offset) = parts.causal {
-            let query = Tensor::arange(0, t as u32, device)?.reshape((1, 1, t, 1))?;
-            let key = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
-            // With offset S every key is visible.
-            let offset = Tensor::new(offset.min(s) as u32, device)?;
-            keep.and(query.broadcast_add(&offset)?.broadcast_ge(&key)?)?;
+        let (queries, key_positions) = positions(parts, [t, s]);
+        let row = |values: &mut dyn Iterator<Item = usize>| {
+            Tensor::from_iter(values.map(|value| value as u32), device)
+        };
+        if parts.causal.is_some() {
+            let query = row(&mut queries.iter().map(|&query| query.min(s)))?; // s sees every key
+            let key = row(&mut key_positions.iter().copied())?.reshape((1, 1, 1, s))?;
+            keep.and(query.reshape((1, 1, t, 1))?.broadcast_ge(&key)?)?;
         }
         if let Some(sequences) = &parts.sequences {
-            let sequence_of: Vec<u32> = (0u32..)
-                .zip(sequences.lengths())
-                .flat_map(|(i, length)| std::iter::repeat_n(i, length))
-                .collect();
-            let row = Tensor::new(sequence_of, device)?;
-            keep.and(row.reshape((1, 1, t, 1))?.broadcast_eq(&row.reshape((1, 1, 1, s))?)?)?;
+            let ranges = || sequences.ranges().enumerate();
+            let of = |i, length| std::iter::repeat_n(i, length);
+            let query = row(&mut ranges().flat_map(|(i, (tokens, _))| of(i, tokens.len())))?;
+            let key = row(&mut ranges().flat_map(|(i, (_, keys))| of(i, keys.len())))?;
+            let (query, key) = (query.reshape((1, 1, t, 1))?, key.reshape((1, 1, 1, s))?);
+            keep.and(query.broadcast_eq(&key)?)?;
         }
         if let Some(radius) = parts.window {
-            keep.and(window(radius, parts.first_query(), t, s, device)?)?;
+            keep.and(window(radius, &queries, &key_positions, device)?)?;
         }
         let mut bias = parts.bias.clone();
         if let Some(table) = &parts.distance_bias {
-            let distances = distances(table, parts.first_query(), dims)?;
+            let distances = distances(table, &queries, &key_positions)?;
             bias = Some(match bias {
                 None => distances,
                 Some(bias) => bias.broadcast_add(&distances)?,
@@ -229,22 +231,36 @@ impl MaskTensors {
     }
 }
 
-/// The biases of the distances, `(1, H, T, S)`.
-fn distances(table: &Tensor, offset: usize, [_b, h, t, s]: [usize; 4]) -> Result<Tensor> {
-    let radius = table.dim(1)? / 2;
-    // Pairs of tokens of different ragged sequences are hidden, whatever their bias.
-    let column = |t: usize, s: usize| (radius + s).saturating_sub(t + offset).min(2 * radius);
-    let columns = (0..t).flat_map(|t| (0..s).map(move |s| column(t, s) as u32));
-    let columns = Tensor::from_iter(columns, table.device())?;
-    Ok(table.index_select(&columns, 1)?.reshape((1, h, t, s))?)
+/// The position of each of T queries and of each of S keys, counted from the first key of its
+/// sequence.
+fn positions(parts: &MaskParts, [t, s]: [usize; 2]) -> (Vec<usize>, Vec<usize>) {
+    let queries = |t: usize| (0..t).map(|i| parts.first_query().saturating_add(i));
+    match &parts.sequences {
+        None => (queries(t).collect(), (0..s).collect()),
+        Some(sequences) => (
+            sequences.ranges().flat_map(|(tokens, _)| queries(tokens.len())).collect(),
+            sequences.ranges().flat_map(|(_, keys)| 0..keys.len()).collect(),
+        ),
+    }
 }
 
-/// `(1, 1, T, S)` of u8: 1 where `|t + offset − s| ≤ radius`.
-fn window(radius: usize, offset: usize, t: usize, s: usize, device: &Device) -> Result<Tensor> {
-    let is_inside = |(query, key): (usize, usize)| query.abs_diff(key) <= radius;
-    let pairs = (0..t).flat_map(|t| (0..s).map(move |s| (t.saturating_add(offset), s)));
-    let keep: Vec<u8> = pairs.map(|pair| u8::from(is_inside(pair))).collect();
-    Ok(Tensor::from_vec(keep, (1, 1, t, s), device)?)
+/// The biases of the distances, `(1, H, T, S)`.
+fn distances(table: &Tensor, queries: &[usize], keys: &[usize]) -> Result<Tensor> {
+    let radius = table.dim(1)? / 2;
+    // Pairs of tokens of different ragged sequences are hidden, whatever their bias.
+    let column = |query: usize, key: usize| (radius + key).saturating_sub(query).min(2 * radius);
+    let columns =
+        queries.iter().flat_map(|&query| keys.iter().map(move |&key| column(query, key) as u32));
+    let columns = Tensor::from_iter(columns, table.device())?;
+    let dims = (1, table.dim(0)?, queries.len(), keys.len());
+    Ok(table.index_select(&columns, 1)?.reshape(dims)?)
+}
+
+/// `(1, 1, T, S)` of u8: 1 where the distance is at most `radius`.
+fn window(radius: usize, queries: &[usize], keys: &[usize], device: &Device) -> Result<Tensor> {
+    let row = |&query: &usize| keys.iter().map(move |&key| u8::from(query.abs_diff(key) <= radius));
+    let keep: Vec<u8> = queries.iter().flat_map(row).collect();
+    Ok(Tensor::from_vec(keep, (1, 1, queries.len(), keys.len()), device)?)
 }
 
 /// `x` where `keep` is 1, and `otherwise` where `keep` is 0.
