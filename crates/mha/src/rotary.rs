@@ -2,6 +2,11 @@
 //! positions, so that scores depend on the distance of the tokens.
 //! Su et al. 2021, <https://arxiv.org/abs/2104.09864>.
 
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 use candle_core::{D, Device, Tensor};
 use candle_nn::rotary_emb::rope;
 use ops::{rotate_in_place, table_fits};
@@ -15,9 +20,16 @@ use crate::{
 /// The maximum number of positions: f32 represents every integer up to this one.
 const MAX_POSITIONS: usize = 1 << 24;
 
-/// The cosines and sines of all positions. The values `i` and `i + D/2` of a token at position p
-/// are rotated as a pair, by the angle p times frequency i. Frequency i is `theta^(−2i/D)` unless a
+/// The number of positions of the first tables, to avoid several small ones.
+const FIRST_POSITIONS: usize = 256;
+
+/// The cosines and sines of positions. The values `i` and `i + D/2` of a token at position p are
+/// rotated as a pair, by the angle p times frequency i. Frequency i is `theta^(−2i/D)` unless a
 /// [`RotaryScaling`] changes it.
+///
+/// A table is computed when it is first needed, up to a power of two of positions, and grows when
+/// later positions need it. Its rows have the same bits whenever they are computed. Clones share
+/// it.
 ///
 /// # Numerics
 /// Angles are computed in f32, rotations in f32 or, for f64 inputs, in f64.
@@ -46,8 +58,11 @@ pub struct Rotary {
     scaling: RotaryScaling,
     d: usize,
     positions: usize,
-    cos: Tensor, // (positions, D / 2)
-    sin: Tensor, // (positions, D / 2)
+    device: Device,
+    /// The tables of the positions from 0 on; the last is the longest. On a CPU there is at most
+    /// one. On a GPU all are kept: kernels of other threads, and CUDA graphs, may still read the
+    /// earlier ones, which together are less than twice as long as the last.
+    computed: Arc<Mutex<Vec<RotaryAt>>>,
 }
 
 impl Rotary {
@@ -91,14 +106,8 @@ impl Rotary {
             let (field, max) = ("positions", MAX_POSITIONS);
             return Err(Error::TooLarge { field, got: positions, max });
         }
-        // Length 1: `DynamicNtk` has the same frequencies for every length up to its `trained`, and
-        // the other scalings ignore the length.
-        let (mut cos, mut sin) = tables(scaling.frequencies(theta, d, 1), positions, device)?;
-        let factor = scaling.attention_factor();
-        if factor != 1.0 {
-            (cos, sin) = ((cos * factor)?, (sin * factor)?);
-        }
-        Ok(Self { theta, scaling, d, positions, cos, sin })
+        let device = device.clone();
+        Ok(Self { theta, scaling, d, positions, device, computed: Arc::default() })
     }
 
     /// The rotation of tokens at these positions: `positions[t]` is the position of token t in
@@ -110,12 +119,48 @@ impl Rotary {
     /// queries or keys of another width or another number of tokens.
     pub fn at(&self, positions: &[u32]) -> Result<RotaryAt> {
         self.check(positions)?;
-        let positions = Tensor::new(positions, self.cos.device())?;
-        let rows = |table: &Tensor| match positions.elem_count() {
-            0 => table.narrow(0, 0, 0), // `index_select` fails for a table without rows
-            _ => table.index_select(&positions, 0),
+        self.first(rows(positions))?.select(positions)
+    }
+
+    /// The rotations of the positions from 0 on, of at least `rows` of them.
+    fn first(&self, rows: usize) -> Result<RotaryAt> {
+        let mut computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = match computed.last() {
+            Some(last) if last.cos.dim(0)? >= rows => return Ok(last.clone()),
+            Some(last) => last.cos.dim(0)?,
+            None => 0,
         };
-        Ok(RotaryAt { cos: rows(&self.cos)?, sin: rows(&self.sin)? })
+        let end = rows.next_power_of_two().max(FIRST_POSITIONS).min(self.positions);
+        // Length 1: `DynamicNtk` has the same frequencies for every length up to its `trained`, and
+        // the other scalings ignore the length.
+        let mut grown = self.compute(1, known..end)?;
+        if let Some(last) = computed.last() {
+            let join = |a: &Tensor, b: &Tensor| Tensor::cat(&[a, b], 0);
+            grown =
+                RotaryAt { cos: join(&last.cos, &grown.cos)?, sin: join(&last.sin, &grown.sin)? };
+        }
+        if self.device.is_cpu() {
+            computed.clear();
+        } else {
+            // Each thread has its own CUDA stream, which does not wait for this thread's.
+            self.device.synchronize()?;
+        }
+        computed.push(grown.clone());
+        Ok(grown)
+    }
+
+    /// The cosines and sines of `position · frequency`, for sequences of `length` tokens.
+    fn compute(&self, length: usize, positions: Range<usize>) -> Result<RotaryAt> {
+        let frequencies = self.scaling.frequencies(self.theta, self.d, length);
+        let frequencies = Tensor::new(frequencies, &self.device)?.unsqueeze(0)?;
+        let (start, end) = (positions.start as f32, positions.end as f32);
+        let positions = Tensor::arange(start, end, &self.device)?.unsqueeze(1)?;
+        let angles = positions.broadcast_mul(&frequencies)?; // (positions, D / 2)
+        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        Ok(match self.scaling.attention_factor() {
+            1.0 => RotaryAt { cos, sin },
+            factor => RotaryAt { cos: (cos * factor)?, sin: (sin * factor)? },
+        })
     }
 
     /// The rotation of the `t` tokens of each of `b` sequences, at the positions that
@@ -165,9 +210,8 @@ impl Rotary {
                 &positions[..]
             }
         });
-        let rotations = sequences
-            .zip(&lengths)
-            .map(|(positions, &length)| self.with_length(length, positions)?.at(positions));
+        let rotations =
+            sequences.zip(&lengths).map(|(positions, &length)| self.with_length(length, positions));
         let rotations = rotations.collect::<Result<Vec<_>>>()?;
         let join = |table: fn(&RotaryAt) -> &Tensor| {
             let tables: Vec<&Tensor> = rotations.iter().map(table).collect();
@@ -180,17 +224,13 @@ impl Rotary {
         Ok(RotaryAt { cos: join(|rotation| &rotation.cos)?, sin: join(|rotation| &rotation.sin)? })
     }
 
-    /// The cosines and sines for a sequence of `length` tokens, at least up to the largest of these
-    /// positions.
-    fn with_length(&self, length: usize, positions: &[u32]) -> Result<Self> {
+    /// The rotation of tokens at these positions of a sequence of `length` tokens.
+    fn with_length(&self, length: usize, positions: &[u32]) -> Result<RotaryAt> {
         if !self.scaling.depends_on(length) {
-            return Ok(self.clone());
+            return self.at(positions);
         }
         self.check(positions)?;
-        let frequencies = self.scaling.frequencies(self.theta, self.d, length);
-        let rows = positions.iter().max().map_or(0, |&last| last as usize + 1);
-        let (cos, sin) = tables(frequencies, rows, self.cos.device())?;
-        Ok(Self { cos, sin, ..*self })
+        self.compute(length, 0..rows(positions))?.select(positions)
     }
 
     /// The maximum length of a sequence whose frequencies do not depend on its length; `None` if
@@ -210,12 +250,9 @@ impl Rotary {
     }
 }
 
-/// The cosines and sines `(positions, D / 2)` of `position · frequency`.
-fn tables(frequencies: Vec<f32>, positions: usize, device: &Device) -> Result<(Tensor, Tensor)> {
-    let frequencies = Tensor::new(frequencies, device)?.unsqueeze(0)?;
-    let positions = Tensor::arange(0f32, positions as f32, device)?.unsqueeze(1)?;
-    let angles = positions.broadcast_mul(&frequencies)?; // (positions, D / 2)
-    Ok((angles.cos()?, angles.sin()?))
+/// The number of positions from 0 to the largest of these.
+fn rows(positions: &[u32]) -> usize {
+    positions.iter().max().map_or(0, |&last| last as usize + 1)
 }
 
 /// The cosines and sines of the positions of T tokens, from [`Rotary::at`] or [`Rotary::of_mask`].
@@ -238,6 +275,16 @@ pub struct RotaryAt {
 }
 
 impl RotaryAt {
+    /// The rows of these positions.
+    fn select(&self, positions: &[u32]) -> Result<Self> {
+        let positions = Tensor::new(positions, self.cos.device())?;
+        let rows = |table: &Tensor| match positions.elem_count() {
+            0 => table.narrow(0, 0, 0), // `index_select` fails for a table without rows
+            _ => table.index_select(&positions, 0),
+        };
+        Ok(Self { cos: rows(&self.cos)?, sin: rows(&self.sin)? })
+    }
+
     fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         expect_rank("x", x, 4, "(B, H, T, D)")?;
         if !x.dtype().is_float() {
@@ -331,6 +378,60 @@ mod tests {
         let (q, k) = at.query_and_key(&view, 1, None)?;
         let values = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
         assert_eq!(values(&Tensor::cat(&[q, k], 1)?)?, values(&at.query(&view.contiguous()?)?)?);
+        Ok(())
+    }
+
+    /// Tables that grow in any order, and in several threads at once, have the bits of a table that
+    /// is computed for all positions.
+    #[test]
+    fn tables_grow_to_the_same_bits_in_any_order() -> Result<()> {
+        let (d, positions) = (6, 5000);
+        let yarn = RotaryScaling::Yarn {
+            factor: 2.0,
+            trained: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: true,
+            attention_factor: 1.1,
+        };
+        for scaling in [RotaryScaling::None, RotaryScaling::Linear { factor: 3.0 }, yarn] {
+            let new = || Rotary::scaled(1e6, scaling, d, positions, &Cpu);
+            let bits = |at: RotaryAt| -> Result<Vec<u32>> {
+                let values = Tensor::cat(&[at.cos, at.sin], 0)?.flatten_all()?.to_vec1::<f32>()?;
+                Ok(values.into_iter().map(f32::to_bits).collect())
+            };
+            let all = new()?.compute(1, 0..positions)?;
+            let expected = |last: u32| bits(all.select(&[0, last / 2, last])?);
+            let got = |rotary: &Rotary, last: u32| bits(rotary.at(&[0, last / 2, last])?);
+            for order in [&[3, 255, 256, 900, 4999, 7][..], &[4999, 0, 300], &[0, 4998]] {
+                let rotary = new()?;
+                assert!(rotary.computed.lock().unwrap().is_empty());
+                for &last in order {
+                    assert_eq!(got(&rotary, last)?, expected(last)?, "{scaling:?} {last}");
+                    let computed = rotary.computed.lock().unwrap();
+                    let rows = computed[0].cos.dim(0)?;
+                    let bound = |last: &u32| (2 * *last as usize).max(FIRST_POSITIONS);
+                    assert!(rows <= order.iter().map(bound).max().unwrap().min(positions));
+                    assert_eq!(computed.len(), 1);
+                }
+            }
+            let rotary = new()?;
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4)
+                    .map(|thread| {
+                        let (rotary, got, expected) = (rotary.clone(), &got, &expected);
+                        scope.spawn(move || {
+                            for i in 0..20 {
+                                let last = (i * 251 + thread * 1009) % positions as u32;
+                                assert_eq!(got(&rotary, last)?, expected(last)?);
+                            }
+                            Ok::<_, Error>(())
+                        })
+                    })
+                    .collect();
+                threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+            })?;
+        }
         Ok(())
     }
 
