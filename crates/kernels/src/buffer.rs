@@ -117,7 +117,8 @@ pub struct SharedBytes {
 
 impl SharedBytes {
     /// The bytes `range` of `owner`; `None` if the range is not within the owner's bytes, or does
-    /// not start at a multiple of 64 bytes in memory (a cache line).
+    /// not start at a multiple of `alignment` bytes in memory. Packed weights need 64, a cache
+    /// line; a table needs the size of its values.
     ///
     /// # Examples
     /// ```
@@ -126,15 +127,24 @@ impl SharedBytes {
     ///
     /// let owner = Arc::new(vec![7u8; 200]);
     /// let first = owner.as_ptr().align_offset(64);
-    /// let bytes = SharedBytes::new(owner.clone(), first..first + 8).unwrap();
+    /// let bytes = SharedBytes::new(owner.clone(), first..first + 8, 64).unwrap();
     /// assert_eq!(bytes.as_slice(), [7; 8]);
-    /// assert!(SharedBytes::new(owner.clone(), first + 4..first + 8).is_none());
-    /// assert!(SharedBytes::new(owner, first..201).is_none());
+    /// assert!(SharedBytes::new(owner.clone(), first + 4..first + 8, 64).is_none());
+    /// assert!(SharedBytes::new(owner.clone(), first + 4..first + 8, 4).is_some());
+    /// assert!(SharedBytes::new(owner, first..201, 64).is_none());
     /// ```
-    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
-        let bytes = (*owner).as_ref().get(range.clone())?;
-        let is_aligned = bytes.as_ptr().addr().is_multiple_of(4 * F32_PER_LINE);
-        is_aligned.then_some(Self { owner, range })
+    pub fn new(
+        owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+        range: Range<usize>,
+        alignment: usize,
+    ) -> Option<Self> {
+        let bytes = Self { range: (*owner).as_ref().get(range.clone()).map(|_| range)?, owner };
+        bytes.is_aligned_to(alignment).then_some(bytes)
+    }
+
+    /// Whether the bytes start at a multiple of `alignment` in memory.
+    pub fn is_aligned_to(&self, alignment: usize) -> bool {
+        self.as_slice().as_ptr().addr().is_multiple_of(alignment)
     }
 
     /// The bytes.

@@ -20,7 +20,7 @@ use rayon::prelude::*;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{
-    PackedArray, Result, Weights, cpu,
+    Loaded, PackedArray, ReadTensor, Result, SharedTensor, Weights, cpu,
     layer_norm::{CpuLayerNorm, LayerNorm},
 };
 
@@ -48,11 +48,10 @@ pub struct Table(Kind);
 #[derive(Clone, Debug)]
 enum Kind {
     Tensor(Tensor),
-    /// Values in f32, f16 or bf16 in shared memory, such as a mapped file.
+    /// Values in shared memory, such as a mapped file.
     Shared {
-        bytes: SharedBytes,
+        values: SharedTensor,
         shape: [usize; 2],
-        dtype: DType,
     },
 }
 
@@ -65,9 +64,10 @@ impl From<Tensor> for Table {
 impl Table {
     /// Loads `weight` from `weights`.
     ///
-    /// If [`mha_kernels::Isa::kernels_enabled`] is true, an f32 table on a CPU that autograd does
-    /// not track is stored as f16 or bf16 if that is lossless, as for a checkpoint in one of these
-    /// types. This halves the memory of the table and does not change the result of [`embed`].
+    /// If the source has the values in memory or in a file ([`crate::WeightSource::shared`]), they
+    /// stay there, in their dtype; [`embed`] reads the rows that it looks up. Otherwise, if
+    /// [`mha_kernels::Isa::kernels_enabled`] is true, an f32 table on a CPU that autograd does not
+    /// track is stored as f16 or bf16 if that is lossless. Neither changes the result of [`embed`].
     ///
     /// # Errors
     /// [`crate::Error::Candle`] if `weights` lack the tensor or have it in another shape;
@@ -76,28 +76,35 @@ impl Table {
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
         weights.into().module(
             |array| {
-                let table = array(TABLE).and_then(|bytes| Self::shared(bytes, [rows, width]));
-                table.or_else(|| Self::shared_bf16(array(BF16_TABLE)?, [rows, width]))
+                let stored = |bytes, dtypes| Self::stored(bytes, dtypes, [rows, width]);
+                let table = array(TABLE).and_then(|bytes| stored(bytes, &[DType::F32, DType::F16]));
+                table.or_else(|| stored(array(BF16_TABLE)?, &[DType::BF16]))
             },
-            |weights| compact(weights.get_with_hints((rows, width), "weight", init)??),
+            |weights| match weights.shared((rows, width), "weight")? {
+                Some(values) => Ok(Self(Kind::Shared { values, shape: [rows, width] })),
+                None => compact(weights.get_with_hints((rows, width), "weight", init)??),
+            },
             Self::arrays,
         )
     }
 
-    /// A table in shared memory; `None` if the number of bytes is neither that of f32 nor of f16.
-    fn shared(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
-        let dtypes = [DType::F32, DType::F16];
-        let len = bytes.as_slice().len();
-        let fits = |dtype: &DType| shape[0] * shape[1] * dtype.size_in_bytes() == len;
-        let dtype = dtypes.into_iter().find(fits)?;
-        Some(Self(Kind::Shared { bytes, shape, dtype }))
+    /// The matrix `name` of `weights` as a table that is not stored with packed weights.
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] if `weights` lack the tensor or have it in another shape.
+    pub fn get(shape: (usize, usize), name: &str, weights: &Weights) -> Result<Loaded<Self>> {
+        Ok(match weights.shared(shape, name)? {
+            Some(values) => Ok(Self(Kind::Shared { values, shape: shape.into() })),
+            None => weights.get(shape, name)?.map(Self::from),
+        })
     }
 
-    /// A table of bf16 values in shared memory; `None` if the number of bytes is another.
-    fn shared_bf16(bytes: SharedBytes, shape: [usize; 2]) -> Option<Self> {
-        let dtype = DType::BF16;
-        let fits = shape[0] * shape[1] * dtype.size_in_bytes() == bytes.as_slice().len();
-        fits.then_some(Self(Kind::Shared { bytes, shape, dtype }))
+    /// A table in shared memory, in the first of `dtypes` whose size is that of the bytes.
+    fn stored(bytes: SharedBytes, dtypes: &[DType], shape: [usize; 2]) -> Option<Self> {
+        let len = bytes.as_slice().len();
+        let fits = |dtype: &&DType| shape[0] * shape[1] * dtype.size_in_bytes() == len;
+        let values = SharedTensor::new(bytes, *dtypes.iter().find(fits)?)?;
+        Some(Self(Kind::Shared { values, shape }))
     }
 
     /// The table as an array to store, if it is a contiguous f32, f16 or bf16 tensor on the CPU that
@@ -118,10 +125,7 @@ impl Table {
 
     /// E; `None` if the tensor is not a matrix.
     fn width(&self) -> Option<usize> {
-        match &self.0 {
-            Kind::Tensor(table) => table.dims2().ok().map(|(_rows, width)| width),
-            Kind::Shared { shape: [_rows, width], .. } => Some(*width),
-        }
+        self.dims().ok().map(|(_rows, width)| width)
     }
 
     /// The table as a tensor of `dtype`.
@@ -133,9 +137,74 @@ impl Table {
     pub fn tensor(&self, dtype: DType) -> Result<Tensor> {
         match &self.0 {
             Kind::Tensor(table) => Ok(table.to_dtype(dtype)?),
-            Kind::Shared { bytes, shape, dtype: stored } => {
-                let table = Tensor::from_raw_buffer(bytes.as_slice(), *stored, shape, &Device::Cpu);
+            Kind::Shared { values, shape } => {
+                let bytes = values.bytes().as_slice();
+                let table = Tensor::from_raw_buffer(bytes, values.dtype(), shape, &Device::Cpu);
                 Ok(table?.to_dtype(dtype)?)
+            }
+        }
+    }
+
+    /// The values, if they are in shared memory.
+    pub(crate) fn shared(&self) -> Option<&SharedTensor> {
+        match &self.0 {
+            Kind::Tensor(_) => None,
+            Kind::Shared { values, .. } => Some(values),
+        }
+    }
+
+    /// The shape `(rows, E)`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] if the table is not a matrix.
+    pub(crate) fn dims(&self) -> Result<(usize, usize)> {
+        match &self.0 {
+            Kind::Tensor(table) => Ok(table.dims2()?),
+            Kind::Shared { shape: [rows, width], .. } => Ok((*rows, *width)),
+        }
+    }
+
+    /// Whether `other` has the same shape and the same values; false if one is NaN. A part of the
+    /// rows of tables in shared memory is converted at a time.
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] if the tables are on two devices or not matrices.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device::Cpu, Tensor};
+    /// use ops::Table;
+    ///
+    /// let table = |x: f32| -> ops::Result<Table> { Ok(Tensor::new(&[[1.], [x]], &Cpu)?.into()) };
+    /// assert!(table(2.)?.has_values_of(&table(2.)?)?);
+    /// assert!(!table(2.)?.has_values_of(&table(3.)?)?);
+    /// # Ok::<(), ops::Error>(())
+    /// ```
+    pub fn has_values_of(&self, other: &Self) -> Result<bool> {
+        const ROWS: usize = 4096;
+        let (rows, width) = self.dims()?;
+        if other.dims()? != (rows, width) {
+            return Ok(false);
+        }
+        for first in (0..rows).step_by(ROWS) {
+            let n = ROWS.min(rows - first);
+            let [a, b] = [self, other].map(|table| table.f32_rows(first, n, width));
+            if a?.ne(&b?)?.max_all()?.to_scalar::<u8>()? > 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// `n` rows from `first` on, in f32.
+    fn f32_rows(&self, first: usize, n: usize, width: usize) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Tensor(table) => Ok(table.narrow(0, first, n)?.to_dtype(DType::F32)?),
+            Kind::Shared { values, .. } => {
+                let mut rows = vec![0.0; n * width];
+                let values: &dyn ReadTensor = values;
+                values.read_f32(&mut vec![], first * width, &mut rows);
+                Ok(Tensor::from_vec(rows, (n, width), &Device::Cpu)?)
             }
         }
     }
@@ -155,7 +224,8 @@ impl Table {
                 let rows = candle_nn::Embedding::new(table.contiguous()?, width).forward(ids)?;
                 Ok(rows.to_dtype(dtype)?)
             }
-            Kind::Shared { bytes, shape: [rows, width], dtype: stored } => {
+            Kind::Shared { values, shape: [rows, width] } => {
+                let (bytes, stored) = (values.bytes(), values.dtype());
                 let row_size = width * stored.size_in_bytes();
                 let mut gathered = Vec::with_capacity(ids.elem_count() * row_size);
                 for id in ids.flatten_all()?.to_vec1::<u32>()? {
@@ -164,7 +234,7 @@ impl Table {
                     gathered.extend_from_slice(row.map_err(candle_core::Error::wrap)?);
                 }
                 let shape = [ids.dims(), &[*width]].concat();
-                let gathered = Tensor::from_raw_buffer(&gathered, *stored, &shape, &Device::Cpu)?;
+                let gathered = Tensor::from_raw_buffer(&gathered, stored, &shape, &Device::Cpu)?;
                 Ok(gathered.to_dtype(dtype)?)
             }
         }
@@ -180,7 +250,7 @@ impl Table {
                 Some(table.dtype())
             }
             Kind::Tensor(_) => None,
-            Kind::Shared { dtype, .. } => Some(*dtype),
+            Kind::Shared { values, .. } => Some(values.dtype()),
         }
     }
 }
@@ -352,22 +422,24 @@ impl CustomOp3 for CpuEmbed {
         /// borrow.
         enum Values<'a, G> {
             Tensor(G, &'a Layout),
-            Shared(&'a SharedBytes, DType),
+            Shared(&'a SharedTensor),
         }
         let values = self.tables.each_ref().map(|table| match &table.0 {
             Kind::Tensor(table) => {
                 let (storage, layout) = table.storage_and_layout();
                 Values::Tensor(storage, layout)
             }
-            Kind::Shared { bytes, dtype, .. } => Values::Shared(bytes, *dtype),
+            Kind::Shared { values, .. } => Values::Shared(values),
         });
         let mut lookups = Vec::with_capacity(3);
         for (values, ids) in values.iter().zip(ids) {
             let table = match values {
                 Values::Tensor(storage, layout) => read(storage, layout)?,
-                Values::Shared(bytes, DType::F16) => EmbeddingTable::F16(bytes.as_u16()),
-                Values::Shared(bytes, DType::BF16) => EmbeddingTable::Bf16(bytes.as_u16()),
-                Values::Shared(bytes, _) => EmbeddingTable::F32(bytes.as_f32()),
+                Values::Shared(raw) => match (raw.bytes(), raw.dtype()) {
+                    (bytes, DType::F16) => EmbeddingTable::F16(bytes.as_u16()),
+                    (bytes, DType::BF16) => EmbeddingTable::Bf16(bytes.as_u16()),
+                    (bytes, _) => EmbeddingTable::F32(bytes.as_f32()),
+                },
             };
             lookups.push(Lookup { table, ids });
         }

@@ -64,5 +64,5 @@ pub use mha_kernels::{
 };
 pub use pool::{l2_normalize, mean_pool};
 pub use rms_norm::RmsNorm;
-pub use weights::{Loaded, PackedArray, WeightSource, Weights, loaded};
+pub use weights::{Loaded, PackedArray, ReadTensor, SharedTensor, WeightSource, Weights, loaded};
 pub use widen::{f32_from_bf16, f32_from_f16, widen};

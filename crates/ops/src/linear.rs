@@ -26,7 +26,7 @@ use self::{
     bf16::Bf16,
     packed::Packed,
 };
-use crate::{Activation, ComputeType, Error, Loaded, NotLoaded, Result, Weights, cpu};
+use crate::{Activation, ComputeType, Error, Loaded, NotLoaded, Result, Table, Weights, cpu};
 
 /// A linear map with or without bias.
 ///
@@ -77,6 +77,13 @@ impl From<Packed> for Linear {
     }
 }
 
+/// Whether an untracked f32 weight `(out, in)` on the CPU is packed for the CPU kernel.
+fn packs(compute_type: ComputeType, out: usize, input: usize) -> bool {
+    let prefers_kernel = Isa::kernels_enabled() || compute_type != ComputeType::F32;
+    let fits = compute_type != ComputeType::Int8 || input <= MAX_INT8_INPUT;
+    prefers_kernel && fits && out * input > 0
+}
+
 impl Linear {
     /// A linear map with these weights.
     ///
@@ -113,14 +120,14 @@ impl Linear {
                 tracked: unsupported.track_op(),
             });
         }
-        let prefers_kernel = Isa::kernels_enabled() || compute_type != ComputeType::F32;
-        if !is_supported || weight.elem_count() == 0 || !prefers_kernel {
+        if !is_supported || !packs(compute_type, out, input) {
             return Ok(candle_nn::Linear::new(weight, bias).into());
         }
         Ok(Packed::pack(compute_type, &weight, bias.as_ref())?.into())
     }
 
-    /// Loads `weight` and, if `bias` is true, `bias` from `weights`.
+    /// Loads `weight` and, if `bias` is true, `bias` from `weights`. A weight that is packed is
+    /// converted from the dtype of the checkpoint to that of the map a few rows at a time.
     ///
     /// # Errors
     /// [`Error::Candle`] if `weights` lack a tensor or have it in another shape; the errors of
@@ -136,11 +143,25 @@ impl Linear {
             |array| Packed::from_stored(compute_type, [out, input], bias, array).map(Self::from),
             |weights| {
                 let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
-                let weight = weights.get_with_hints((out, input), "weight", init)?;
                 let bound = 1.0 / (input as f64).sqrt();
-                let init = Init::Uniform { lo: -bound, up: bound };
-                let bias = bias.then(|| weights.get_with_hints(out, "bias", init)).transpose()?;
-                Self::from_loaded(compute_type, weight, bias)
+                let uniform = Init::Uniform { lo: -bound, up: bound };
+                let load_bias = || weights.get_with_hints(out, "bias", uniform);
+                if weights.device().is_cpu()
+                    && weights.dtype() == DType::F32
+                    && packs(compute_type, out, input)
+                    && let Some(weight) = weights.reader((out, input), "weight")?
+                {
+                    let bias = match bias.then(load_bias).transpose()?.transpose() {
+                        Ok(bias) => bias,
+                        Err(tensor) => return Ok(Self(Kind::NotLoaded(tensor))),
+                    };
+                    let bias = bias.as_ref();
+                    let packed = Packed::read(compute_type, &*weight, [out, input], bias)?;
+                    let unread = || NotLoaded { tensor: weights.name("weight") };
+                    return Ok(packed.map_or_else(|| Self(Kind::NotLoaded(unread())), Self::from));
+                }
+                let weight = weights.get_with_hints((out, input), "weight", init)?;
+                Self::from_loaded(compute_type, weight, bias.then(load_bias).transpose()?)
             },
             |map| map.packed().map(Packed::arrays).unwrap_or_default(),
         )
@@ -159,6 +180,51 @@ impl Linear {
             (Ok(weight), Ok(bias)) => Self::new(compute_type, weight, bias),
             (Err(tensor), _) | (_, Err(tensor)) => Ok(Self(Kind::NotLoaded(tensor))),
         }
+    }
+
+    /// The map with the rows of a table as weights, for hidden states of `dtype`. If the map is
+    /// packed and the values of the table are in shared memory, the table is not copied.
+    ///
+    /// # Shapes
+    /// `table`: `(out, in)`; `bias`: `(out,)`
+    /// # Errors
+    /// The errors of [`Self::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use ops::{ComputeType, Linear, Table};
+    ///
+    /// let table = Table::from(Tensor::new(&[[1f32, 2.], [3., 4.], [5., 6.]], &Cpu)?);
+    /// let map = Linear::from_table(ComputeType::F32, Ok(&table), DType::F32, None)?;
+    /// let y = map.forward(&Tensor::new(&[[1f32, -1.]], &Cpu)?)?;
+    /// assert_eq!(y.to_vec2::<f32>()?, [[-1., -1., -1.]]);
+    /// # Ok::<(), ops::Error>(())
+    /// ```
+    pub fn from_table(
+        compute_type: ComputeType,
+        table: Loaded<&Table>,
+        dtype: DType,
+        bias: Option<Loaded<Tensor>>,
+    ) -> Result<Self> {
+        if let (Ok(table), None | Some(Ok(_))) = (&table, &bias) {
+            let (out, input) = table.dims()?;
+            let bias = bias.as_ref().and_then(|bias| bias.as_ref().ok());
+            let fits = |bias: &&Tensor| bias.dims() == [out] && cpu::are_untracked_f32(&[bias]);
+            if let Some(weight) = table.shared()
+                && dtype == DType::F32
+                && packs(compute_type, out, input)
+                && bias.as_ref().is_none_or(fits)
+                && let Some(packed) = Packed::read(compute_type, weight, [out, input], bias)?
+            {
+                return Ok(packed.into());
+            }
+        }
+        let weight = match table {
+            Ok(table) => Ok(table.tensor(dtype)?),
+            Err(tensor) => Err(tensor),
+        };
+        Self::from_loaded(compute_type, weight, bias)
     }
 
     fn packed(&self) -> Option<&Arc<Packed>> {

@@ -8,6 +8,10 @@ use std::{
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
+use half::{
+    bf16, f16,
+    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+};
 use mha_kernels::SharedBytes;
 
 use crate::{Error, NotLoaded, Result};
@@ -65,6 +69,29 @@ pub trait WeightSource: Send + Sync {
         Ok(Some(tensor.index_select(&Tensor::new(ids, tensor.device())?, 0)?))
     }
 
+    /// The values of a tensor where the source has them, in the dtype in which it has them; `None`
+    /// if it cannot share them, so that [`Self::get`] has to be called. A source with files maps
+    /// the values into memory.
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`].
+    fn shared(&self, _name: &str, _shape: &Shape) -> candle_core::Result<Option<SharedTensor>> {
+        Ok(None)
+    }
+
+    /// A tensor of which parts are read, in the dtype in which the source has it; `None` if the
+    /// source has no such form, so that [`Self::get`] has to be called.
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`].
+    fn reader(
+        &self,
+        _name: &str,
+        _shape: &Shape,
+    ) -> candle_core::Result<Option<Box<dyn ReadTensor>>> {
+        Ok(None)
+    }
+
     /// Checks the name and the shape of a tensor whose values are in an array of [`Self::stored`].
     ///
     /// # Errors
@@ -104,6 +131,74 @@ impl WeightSource for VarBuilder<'_> {
 impl<'a> From<VarBuilder<'a>> for Weights<'a> {
     fn from(vb: VarBuilder<'a>) -> Self {
         Self::new(vb)
+    }
+}
+
+/// A tensor in row-major order, in f32, f16 or bf16, of which parts are read.
+pub trait ReadTensor: Send + Sync {
+    /// The dtype of the values.
+    fn dtype(&self) -> DType;
+
+    /// Fills `out` with the bytes from `start` on, in the machine's byte order. False if they
+    /// cannot be read; the source of the tensor reports why.
+    fn read(&self, start: usize, out: &mut [u8]) -> bool;
+}
+
+impl dyn ReadTensor + '_ {
+    /// Writes the f32 values of the elements from `start` on to `out`. The conversion is exact. The
+    /// content of `buffer` has no meaning before and after the call. False as in [`Self::read`].
+    pub(crate) fn read_f32(&self, buffer: &mut Vec<u16>, start: usize, out: &mut [f32]) -> bool {
+        let dtype = self.dtype();
+        let start = start * dtype.size_in_bytes();
+        if dtype == DType::F32 {
+            return self.read(start, bytemuck::cast_slice_mut(out));
+        }
+        buffer.resize(out.len(), 0);
+        if !self.read(start, bytemuck::cast_slice_mut(buffer)) {
+            return false;
+        }
+        if dtype == DType::F16 {
+            buffer.reinterpret_cast::<f16>().convert_to_f32_slice(out);
+        } else {
+            buffer.reinterpret_cast::<bf16>().convert_to_f32_slice(out);
+        }
+        true
+    }
+}
+
+/// The values of a tensor in shared memory, in row-major order, in f32, f16 or bf16.
+#[derive(Clone, Debug)]
+pub struct SharedTensor {
+    bytes: SharedBytes,
+    dtype: DType,
+}
+
+impl SharedTensor {
+    /// The values in `bytes`, in the machine's byte order; `None` if `dtype` is not f32, f16 or
+    /// bf16, or if the bytes do not start at a multiple of the size of a value.
+    pub fn new(bytes: SharedBytes, dtype: DType) -> Option<Self> {
+        let is_float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        (is_float && bytes.is_aligned_to(dtype.size_in_bytes())).then_some(Self { bytes, dtype })
+    }
+
+    pub(crate) fn bytes(&self) -> &SharedBytes {
+        &self.bytes
+    }
+
+    /// Number of values.
+    fn elem_count(&self) -> usize {
+        self.bytes.as_slice().len() / self.dtype.size_in_bytes()
+    }
+}
+
+impl ReadTensor for SharedTensor {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn read(&self, start: usize, out: &mut [u8]) -> bool {
+        out.copy_from_slice(&self.bytes.as_slice()[start..][..out.len()]);
+        true
     }
 }
 
@@ -198,6 +293,38 @@ impl<'a> Weights<'a> {
         Ok(found.ok_or(NotLoaded { tensor }))
     }
 
+    /// A tensor as [`WeightSource::shared`] returns it.
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`].
+    pub(crate) fn shared(
+        &self,
+        shape: impl Into<Shape>,
+        name: &str,
+    ) -> Result<Option<SharedTensor>> {
+        if !self.with_data {
+            return Ok(None);
+        }
+        let (tensor, shape) = (self.name(name), shape.into());
+        let shared = self.source.shared(&tensor, &shape)?;
+        Ok(shared.filter(|shared| shared.elem_count() == shape.elem_count()))
+    }
+
+    /// A tensor as [`WeightSource::reader`] returns it.
+    ///
+    /// # Errors
+    /// The errors of [`Self::get`].
+    pub(crate) fn reader(
+        &self,
+        shape: impl Into<Shape>,
+        name: &str,
+    ) -> Result<Option<Box<dyn ReadTensor>>> {
+        if !self.with_data {
+            return Ok(None);
+        }
+        Ok(self.source.reader(&self.name(name), &shape.into())?)
+    }
+
     /// The rows `ids` of a tensor of this shape. A source with files reads only these rows.
     ///
     /// # Errors
@@ -251,7 +378,7 @@ impl<'a> Weights<'a> {
     }
 
     /// The name of a tensor, an array or a submodule of the module.
-    fn name(&self, name: &str) -> String {
+    pub(crate) fn name(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
     }
 }

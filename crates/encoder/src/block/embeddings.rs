@@ -92,12 +92,9 @@ impl InputEmbeddings {
         Ok(Self { words, types, positions, norm, projection, scale, dtype })
     }
 
-    /// The word embeddings, `(vocab_size, W)`, in the dtype of the hidden states.
-    pub(crate) fn words(&self) -> Result<Loaded<Tensor>> {
-        match &self.words {
-            Ok(words) => Ok(Ok(words.tensor(self.dtype)?)),
-            Err(tensor) => Ok(Err(tensor.clone())),
-        }
+    /// The word embeddings, `(vocab_size, W)`.
+    pub(crate) fn words(&self) -> Loaded<&Table> {
+        self.words.as_ref().map_err(Clone::clone)
     }
 
     /// The dtype of the hidden states.

@@ -9,7 +9,10 @@ use std::{
 
 use candle_core::{DType, Device, Shape, Tensor, safetensors::Load};
 use candle_nn::Init;
-use ops::{PackedArray, SharedBytes, WeightSource, Weights, f32_from_bf16, f32_from_f16};
+use ops::{
+    PackedArray, ReadTensor, SharedBytes, SharedTensor, WeightSource, Weights, f32_from_bf16,
+    f32_from_f16,
+};
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
@@ -178,10 +181,18 @@ impl Source {
         Some(Found { tensor, info, part })
     }
 
+    /// [`Self::request`] of a tensor on the CPU that has a [`TensorInfo::raw_dtype`], with this
+    /// dtype. Requests of other tensors are not recorded.
+    fn request_raw(&self, name: &str, shape: &Shape) -> Option<(Found<'_>, DType)> {
+        let (_, info) = self.find(&self.naming.find(name).tensor)?;
+        let dtype = info.raw_dtype().filter(|_| self.with_data && self.device.is_cpu())?;
+        Some((self.request(name, shape)?, dtype))
+    }
+
     /// The result of reading a tensor; `None` for an error that [`Checkpoint::check`] returns.
-    fn recorded(&self, read: Result<Tensor>) -> candle_core::Result<Option<Tensor>> {
+    fn recorded<T>(&self, read: Result<Option<T>>) -> candle_core::Result<Option<T>> {
         match read {
-            Ok(tensor) => Ok(Some(tensor)),
+            Ok(tensor) => Ok(tensor),
             Err(Error::Candle(error)) => Err(error),
             Err(error) => {
                 lock(&self.record).1.get_or_insert(error);
@@ -219,6 +230,32 @@ impl Source {
     }
 }
 
+/// A tensor, or a part of one, of which parts are read.
+struct Reader {
+    weights: Arc<WeightFiles>,
+    record: Record,
+    tensor: String,
+    /// The offset in the file.
+    start: u64,
+    dtype: DType,
+}
+
+impl ReadTensor for Reader {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn read(&self, start: usize, out: &mut [u8]) -> bool {
+        match self.weights.read_at(&self.tensor, self.start + start as u64, out) {
+            Ok(()) => true,
+            Err(error) => {
+                lock(&self.record).1.get_or_insert(error);
+                false
+            }
+        }
+    }
+}
+
 impl WeightSource for Source {
     fn dtype(&self) -> DType {
         self.dtype
@@ -236,7 +273,7 @@ impl WeightSource for Source {
         let Some(found) = self.request(name, &shape).filter(|_| self.with_data) else {
             return Ok(None);
         };
-        self.recorded(self.read(found, shape))
+        self.recorded(self.read(found, shape).map(Some))
     }
 
     fn rows(&self, name: &str, shape: Shape, ids: &[u32]) -> candle_core::Result<Option<Tensor>> {
@@ -253,7 +290,28 @@ impl WeightSource for Source {
             self.read(Found { tensor: tensor.clone(), info, part }, of_row.clone().into())
         });
         let read = read.collect::<Result<Vec<_>>>();
-        self.recorded(read.and_then(|rows| Ok(Tensor::cat(&rows, 0)?)))
+        self.recorded(read.and_then(|rows| Ok(Some(Tensor::cat(&rows, 0)?))))
+    }
+
+    fn shared(&self, name: &str, shape: &Shape) -> candle_core::Result<Option<SharedTensor>> {
+        let Some((Found { tensor, info, part }, dtype)) = self.request_raw(name, shape) else {
+            return Ok(None);
+        };
+        let bytes = self.weights.shared(&tensor, info, part);
+        self.recorded(bytes.map(|bytes| SharedTensor::new(bytes, dtype)))
+    }
+
+    fn reader(
+        &self,
+        name: &str,
+        shape: &Shape,
+    ) -> candle_core::Result<Option<Box<dyn ReadTensor>>> {
+        let Some((Found { tensor, info, part }, dtype)) = self.request_raw(name, shape) else {
+            return Ok(None);
+        };
+        let (weights, record) = (self.weights.clone(), self.record.clone());
+        let (start, _len) = info.range_of(part);
+        Ok(Some(Box::new(Reader { weights, record, tensor, start, dtype })))
     }
 
     fn check(&self, name: &str, shape: Shape) -> candle_core::Result<()> {

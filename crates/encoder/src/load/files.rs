@@ -5,15 +5,24 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::{self, File},
-    io::{self, ErrorKind, Read, Seek, SeekFrom},
+    io::{self, ErrorKind, Read, Seek},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+
+use memmap2::{Mmap, MmapOptions};
+use ops::SharedBytes;
 
 use crate::{Error, FileError, Result};
 
 /// The files of a model: in a folder, in memory, or on the hub.
+///
+/// While a model on a CPU is in use, its word embeddings are read from its weights file, which is
+/// mapped into memory. This file may be deleted, or replaced by renaming another file over it: the
+/// model keeps the old content. It must not be changed in place: the model then computes with the
+/// new content, and the process crashes (SIGBUS) if the file is truncated. On a network file
+/// system, the process also crashes if another machine deletes or replaces the file.
 ///
 /// # Examples
 /// ```
@@ -69,7 +78,7 @@ struct Memory {
 
 /// The path of each file that was opened.
 #[cfg(test)]
-pub(super) static OPENED: Mutex<Vec<String>> = Mutex::new(vec![]);
+pub(super) static OPENED: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(vec![]);
 
 impl ModelFiles {
     /// The files of a folder.
@@ -272,10 +281,10 @@ fn saved_instead(beginning: &[u8]) -> Option<SavedInstead> {
 /// systems are finer than this.
 const RECENT: Duration = Duration::from_secs(3);
 
-/// A file that is read in parts. It is not memory-mapped: if a mapped file is truncated, the
-/// program crashes.
+/// A file that is read in parts. Only the parts that [`Opened::shared`] returns are memory-mapped:
+/// if a mapped file is truncated, the program crashes.
 pub(crate) enum Opened {
-    File { file: Mutex<File>, len: u64 },
+    File { file: File, len: u64 },
     Bytes(Arc<Cow<'static, [u8]>>),
 }
 
@@ -289,15 +298,14 @@ impl Opened {
         }
         let file = File::open(path)?;
         let len = file.metadata()?.len();
-        Ok(Self::File { file: Mutex::new(file), len })
+        Ok(Self::File { file, len })
     }
 
     /// The whole content.
     fn into_bytes(self) -> io::Result<Cow<'static, [u8]>> {
         match self {
-            Self::File { file, .. } => {
-                let (mut file, mut bytes) =
-                    (file.into_inner().unwrap_or_else(PoisonError::into_inner), vec![]);
+            Self::File { mut file, .. } => {
+                let mut bytes = vec![];
                 file.rewind()?;
                 file.read_to_end(&mut bytes)?;
                 Ok(bytes.into())
@@ -313,7 +321,6 @@ impl Opened {
         #[cfg(unix)]
         if let Self::File { file, .. } = self {
             use std::os::unix::fs::MetadataExt;
-            let file = file.lock().unwrap_or_else(PoisonError::into_inner);
             let about = file.metadata().ok()?;
             let times = [about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()];
             let times = times.map(|time| time.to_string()).join("-");
@@ -326,7 +333,6 @@ impl Opened {
     /// times unchanged. True if the times are unknown.
     pub(crate) fn is_recent(&self) -> bool {
         let Self::File { file, .. } = self else { return true };
-        let file = file.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(about) = file.metadata() else { return true };
         let mut changes = vec![about.modified().ok()];
         #[cfg(unix)]
@@ -362,18 +368,97 @@ impl Opened {
     /// For a file in memory, the range must be within the file.
     pub(crate) fn f32_at(&self, start: u64, len: usize) -> io::Result<Vec<f32>> {
         let mut values = ops::zeros::<f32>(len);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+        self.read_at(start, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// Fills `bytes` with the content from the byte `start` on. For a file in memory, the range
+    /// must be within the file.
+    pub(crate) fn read_at(&self, start: u64, bytes: &mut [u8]) -> io::Result<()> {
         match self {
             Self::File { file, .. } => read_exact_at(file, start, bytes)?,
             Self::Bytes(all) => bytes.copy_from_slice(&all[start as usize..][..bytes.len()]),
         }
-        Ok(values)
+        Ok(())
+    }
+
+    /// The bytes `start..start + len` at a multiple of `alignment` in memory, which is at most 4.
+    /// They are not copied if they are aligned: those of a file are mapped. For a file in memory,
+    /// the range must be within the file.
+    pub(crate) fn shared(
+        &self,
+        start: u64,
+        len: usize,
+        alignment: usize,
+    ) -> io::Result<SharedBytes> {
+        let in_place = match self {
+            Self::File { .. } if len == 0 => None, // no system maps 0 bytes
+            Self::File { file, .. } => {
+                if file.metadata()?.len() < start + len as u64 {
+                    let truncated = "failed to fill whole buffer"; // as `read_exact`
+                    return Err(io::Error::new(ErrorKind::UnexpectedEof, truncated));
+                }
+                // SAFETY: the map is read-only. The documentation of `ModelFiles` says that a file
+                // must not be changed while a model is in use.
+                #[allow(unsafe_code)]
+                let map = unsafe { MmapOptions::new().offset(start).len(len).map(file) };
+                // A file system without maps: the bytes are read below.
+                map.ok().and_then(|map| SharedBytes::new(Arc::new(Mapped(map)), 0..len, alignment))
+            }
+            Self::Bytes(bytes) => {
+                let range = start as usize..start as usize + len;
+                SharedBytes::new(Arc::new(InMemory(bytes.clone())), range, alignment)
+            }
+        };
+        if let Some(bytes) = in_place {
+            return Ok(bytes);
+        }
+        let mut values = ops::zeros::<f32>(len.div_ceil(size_of::<f32>()));
+        self.read_at(start, &mut bytemuck::cast_slice_mut(&mut values)[..len])?;
+        let bytes = SharedBytes::new(Arc::new(Values(values)), 0..len, alignment);
+        bytes.ok_or_else(|| io::Error::other("expected an alignment of at most 4"))
+    }
+}
+
+/// A part of a file, mapped into memory.
+struct Mapped(Mmap);
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A file in memory.
+struct InMemory(Arc<Cow<'static, [u8]>>);
+
+impl AsRef<[u8]> for InMemory {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Bytes in an aligned buffer.
+struct Values(Vec<f32>);
+
+impl AsRef<[u8]> for Values {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
     }
 }
 
 /// Fills `bytes` with the content of a file from the byte `start` on.
-fn read_exact_at(file: &Mutex<File>, start: u64, bytes: &mut [u8]) -> io::Result<()> {
-    let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-    file.seek(SeekFrom::Start(start))?;
+#[cfg(unix)]
+fn read_exact_at(file: &File, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, start)
+}
+
+/// Fills `bytes` with the content of a file from the byte `start` on.
+#[cfg(not(unix))]
+fn read_exact_at(mut file: &File, start: u64, bytes: &mut [u8]) -> io::Result<()> {
+    use std::sync::Mutex;
+    static POSITIONS: Mutex<()> = Mutex::new(()); // a file has one position
+    let _guard = POSITIONS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    file.seek(io::SeekFrom::Start(start))?;
     file.read_exact(bytes)
 }

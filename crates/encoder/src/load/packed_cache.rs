@@ -29,7 +29,7 @@ use super::{
 use crate::{Error, FileError, Result};
 
 /// The version of the file format, and of the kernels' layouts and rounding.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// The environment variable with the folder, or `off`.
 const VARIABLE: &str = "ENCODLE_PACKED_CACHE";
 /// The default minimum size of a file. Smaller models are packed about as fast as a file is mapped.
@@ -48,7 +48,8 @@ const CHECKSUM: &str = "checksum";
 ///
 /// The weights of an encoder, packed for the CPU kernels, are written to a file in the folder when
 /// the model is first loaded. Later processes map this file into memory: they neither read nor pack
-/// the weights, and processes of one machine share the memory. The results are bit-identical.
+/// the weights, and processes of one machine share the memory. The word embeddings are mapped from
+/// the checkpoint. The results are bit-identical.
 ///
 /// Applies to encoders on a CPU, in f32, bf16 and int8; see
 /// [`LoadOptions::with_cache`](crate::LoadOptions::with_cache).
@@ -335,8 +336,9 @@ impl OpenCache {
         if new.is_empty() || sizes.iter().map(|(_, len)| len).sum::<usize>() < self.min_bytes {
             return Ok(());
         }
-        // The array of the word embeddings may end within a cache line. This array comes last, so
-        // that all arrays of weights start at a cache line. Only the checksum follows it.
+        // The array of word embeddings that are not mapped from the checkpoint may end within a
+        // cache line. This array comes last, so that all arrays of weights start at a cache line.
+        // Only the checksum follows it.
         sizes.sort_by_key(|(_, len)| !len.is_multiple_of(ALIGNMENT));
         let dir = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(dir)?;
@@ -429,7 +431,8 @@ impl Mapped {
             .map(|(name, info)| (name, start + info.data_offsets.0..start + info.data_offsets.1))
             .collect();
         let owner = Arc::new(mapped);
-        let array = |(name, range)| Some((name, SharedBytes::new(owner.clone(), range)?));
+        let array =
+            |(name, range)| Some((name, SharedBytes::new(owner.clone(), range, ALIGNMENT)?));
         Ok(ranges.into_iter().filter_map(array).collect())
     }
 }

@@ -65,10 +65,7 @@ type Extent = (u64, u64);
 
 fn archive(file: &Opened) -> Result<TensorInfos> {
     let extents = match file {
-        Opened::File { file, .. } => {
-            let file = file.lock().map_err(|error| error.to_string())?;
-            extents(BufReader::new(&*file))
-        }
+        Opened::File { file, .. } => extents(BufReader::new(file)),
         Opened::Bytes(bytes) => extents(Cursor::new(&bytes[..])),
     };
     let extents = extents.map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use ops::{f32_from_bf16, f32_from_f16};
+use ops::{SharedBytes, f32_from_bf16, f32_from_f16};
 use safetensors::{Dtype, SafeTensorError, tensor::Metadata};
 use serde::Deserialize;
 
@@ -158,11 +158,36 @@ impl WeightFiles {
         part: Option<(usize, usize)>,
     ) -> Result<Vec<f32>> {
         let shard = &self.shards[self.shard_of[name]];
-        let (index, parts) = part.unwrap_or((0, 1));
-        let len = (tensor.end - tensor.start) as usize / size_of::<f32>() / parts;
-        let start = tensor.start + (index * len * size_of::<f32>()) as u64;
-        let values = shard.file.f32_at(start, len);
+        let (start, len) = tensor.range_of(part);
+        let values = shard.file.f32_at(start, len / size_of::<f32>());
         values.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
+    }
+
+    /// The bytes of a tensor in memory, at a multiple of the size of its values, or of one of its
+    /// equal parts, as in [`Self::f32_values`]. Those of a file are mapped.
+    ///
+    /// # Errors
+    /// The errors of [`Self::data`].
+    pub(crate) fn shared(
+        &self,
+        name: &str,
+        tensor: &TensorInfo,
+        part: Option<(usize, usize)>,
+    ) -> Result<SharedBytes> {
+        let shard = &self.shards[self.shard_of[name]];
+        let (start, len) = tensor.range_of(part);
+        let bytes = shard.file.shared(start, len, tensor.dtype.bitsize() / 8);
+        bytes.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
+    }
+
+    /// Fills `out` with the bytes of a tensor from the byte `start` of the file on.
+    ///
+    /// # Errors
+    /// The errors of [`Self::data`].
+    pub(crate) fn read_at(&self, name: &str, start: u64, out: &mut [u8]) -> Result<()> {
+        let shard = &self.shards[self.shard_of[name]];
+        let read = shard.file.read_at(start, out);
+        read.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
     }
 
     /// The values of a tensor of floats or signed bytes, as f32 in row-major order; `None` for
@@ -293,6 +318,7 @@ mod tests {
     use std::fs;
 
     use candle_core::{DType, Device};
+    use ops::{ComputeType, Linear, Table, loaded};
 
     use super::*;
     use crate::{
@@ -326,17 +352,24 @@ mod tests {
     fn a_file_truncated_after_opening_gives_an_io_error() -> Result<()> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(WEIGHTS);
-        fs::write(&path, file(&X.replace('x', "a.x"), 16)).unwrap();
+        let header = X.replace("\"x", "\"a.weight").replace("[4]", "[2, 2]");
+        fs::write(&path, file(&header, 16)).unwrap();
         let files = ModelFolder::new(&ModelFiles::dir(dir.path())?);
         let checkpoint = Checkpoint::new(WeightFiles::open(&files)?.into(), None);
         let weights = checkpoint.model(Naming::identity(), DType::F32, &Device::Cpu);
-        assert_eq!(weights.get(4, "a.x")?.unwrap().to_vec1::<f32>()?, [0.0; 4]);
+        assert_eq!(weights.get((2, 2), "a.weight")?.unwrap().to_vec2::<f32>()?, [[0.0; 2]; 2]);
         checkpoint.check()?;
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(80).unwrap();
-        assert!(weights.get(4, "a.x")?.is_err()); // `check` returns the error
-        let error = checkpoint.check().unwrap_err().to_string();
-        let expected = "model.safetensors cannot be read: failed to fill whole buffer";
-        assert!(error.ends_with(expected), "{error}");
+        let tensor = || weights.get((2, 2), "a.weight").map(drop);
+        let map = || Linear::load(ComputeType::Int8, 2, 2, false, weights.pp("a")).map(drop);
+        let table = || loaded(Table::load(2, 2, weights.pp("a"))).map(drop);
+        let loads: [&dyn Fn() -> ops::Result<()>; 3] = [&tensor, &map, &table];
+        for load in loads {
+            load()?; // `check` returns the error
+            let error = checkpoint.check().unwrap_err().to_string();
+            let expected = "model.safetensors cannot be read: failed to fill whole buffer";
+            assert!(error.ends_with(expected), "{error}");
+        }
         Ok(())
     }
 }

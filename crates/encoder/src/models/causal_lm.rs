@@ -69,7 +69,7 @@ impl CausalLm {
             unsupported("positions", expected, "Learned with padding_idx")?;
         }
         let model = EncoderModel::new(&config.encoder, false, weights.clone())?;
-        let lm_head = LmHead::new(config, model.words()?, weights.pp("lm_head"))?;
+        let lm_head = LmHead::new(config, model.words(), weights.pp("lm_head"))?;
         Ok(Self { config: config.clone(), model, lm_head })
     }
 

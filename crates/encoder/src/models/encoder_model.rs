@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use mha::{AttentionMask, HeadWeights};
-use ops::{CudaGraphCache, Linear, Loaded, Weights};
+use ops::{CudaGraphCache, Linear, Loaded, Table, Weights};
 
 use crate::{
     DecoderAttentions, DecoderCache, DecoderMemory, Encoder, EncoderConfig, InputEmbeddings,
@@ -375,7 +375,7 @@ impl EncoderModel {
     }
 
     /// The word embeddings, `(vocab_size, W)`, where W is `embedding_size`.
-    pub(crate) fn words(&self) -> Result<Loaded<Tensor>> {
+    pub(crate) fn words(&self) -> Loaded<&Table> {
         self.embeddings.words()
     }
 

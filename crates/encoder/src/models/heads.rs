@@ -118,7 +118,7 @@ impl EncoderForMaskedLm {
             unsupported("causal", "false, for a masked language model (use CausalLm)", "true")?;
         }
         let encoder = EncoderModel::new(&config.encoder, has_pooler(&weights), weights.clone())?;
-        let head = LmHead::new(config, encoder.words()?, weights.pp("lm_head"))?;
+        let head = LmHead::new(config, encoder.words(), weights.pp("lm_head"))?;
         Ok(Self { encoder, head })
     }
 

@@ -1,7 +1,7 @@
 //! The head of a language model: from hidden states to logits over the vocabulary.
 
 use candle_core::{Module, Tensor};
-use ops::{Linear, Loaded, RowPooling, Weights};
+use ops::{Linear, Loaded, RowPooling, Table, Weights};
 
 use crate::{
     Activation, ModelConfig, Result,
@@ -29,7 +29,7 @@ struct Transform {
 impl LmHead {
     pub(crate) fn new(
         config: &ModelConfig,
-        words: Loaded<Tensor>,
+        words: Loaded<&Table>,
         weights: Weights,
     ) -> Result<Self> {
         let ModelConfig { encoder, heads, .. } = config;
@@ -45,7 +45,7 @@ impl LmHead {
             } else {
                 None
             };
-            Linear::from_loaded(compute_type, words, bias)?
+            Linear::from_table(compute_type, words, weights.dtype(), bias)?
         } else {
             let has_bias = heads.lm_decoder_bias && may_have("decoder.bias");
             Linear::load(compute_type, width, v, has_bias, weights.pp("decoder"))?
@@ -97,14 +97,14 @@ impl LmHead {
 /// used even if the config ties the two. False if one of them is not loaded.
 fn has_separate_matrix(
     weights: &Weights,
-    words: &Loaded<Tensor>,
+    words: &Loaded<&Table>,
     shape: (usize, usize),
 ) -> Result<bool> {
     if !weights.contains_tensor("decoder.weight") {
         return Ok(false);
     }
-    match (weights.get(shape, "decoder.weight")?, words) {
-        (Ok(matrix), Ok(words)) => Ok(matrix.ne(words)?.max_all()?.to_scalar::<u8>()? > 0),
+    match (Table::get(shape, "decoder.weight", weights)?, words) {
+        (Ok(matrix), Ok(words)) => Ok(!matrix.has_values_of(words)?),
         _ => Ok(false),
     }
 }

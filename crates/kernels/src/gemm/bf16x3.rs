@@ -17,8 +17,6 @@
 //!   not zero can be as small as about 2⁻²⁴ times the value or the product that it belongs to, so
 //!   values and products below 2⁻¹⁰² lose bits.
 
-use rayon::prelude::*;
-
 use super::{
     dot::Dot,
     element::{Element, Store},
@@ -54,8 +52,7 @@ pub(crate) const fn lanes_per_block(terms: usize) -> usize {
 /// The number of terms that represent every value of a weight exactly: two if all significands have
 /// at most 16 bits, else three.
 pub(crate) fn terms_needed(weight: &[f32]) -> usize {
-    let fits = |part: &[f32]| part.iter().fold(0, |bits, w| bits | w.to_bits()) & 0xff == 0;
-    if weight.par_chunks(1 << 14).all(fits) { 2 } else { 3 }
+    if weight.iter().fold(0, |bits, w| bits | w.to_bits()) & 0xff == 0 { 2 } else { 3 }
 }
 
 /// The sum of the terms of value `k` of a packed row or column. `lane(i)` reads its packed lane i.

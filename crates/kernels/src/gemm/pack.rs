@@ -10,7 +10,7 @@ use super::{
     microkernel::{MAX_NR, RegisterTile, nr},
 };
 use crate::{
-    buffer::{AlignedBuf, SharedBytes, Values},
+    buffer::{AlignedBuf, F32_PER_LINE, SharedBytes, Values},
     compute_type::ComputeType,
     isa::Isa,
     simd::{MAX_LANES, bf16_bits, dispatch_simd},
@@ -127,6 +127,70 @@ impl PackedLinear {
         bias: Option<&[f32]>,
     ) -> Self {
         assert_eq!(weight.len(), out * input, "weight: expected shape (out, in)");
+        Self::pack_rows(
+            isa,
+            compute_type,
+            || weight,
+            |weight, rows| &weight[rows.start * input..rows.end * input],
+            (out, input),
+            bias,
+        )
+    }
+
+    /// [`Self::pack`] of a weight that is not in memory in f32: `read(buffer, first, rows)` writes
+    /// the rows from `first` on to `rows`, which has room for whole rows. Only the rows that are
+    /// being packed are in memory in f32. Several threads call `read`, twice for a row if the
+    /// layout depends on the values. `buffer` makes a buffer that consecutive calls share.
+    ///
+    /// # Panics
+    /// As [`Self::pack`].
+    ///
+    /// # Examples
+    /// ```
+    /// use mha_kernels::{ComputeType, Isa, PackedLinear};
+    ///
+    /// let bf16 = [0x3f80u16, 0x4000, 0x4040, 0x4080]; // 1, 2, 3, 4
+    /// let read = |_: &mut (), first: usize, rows: &mut [f32]| {
+    ///     for (x, bits) in rows.iter_mut().zip(&bf16[first * 2..]) {
+    ///         *x = f32::from_bits(u32::from(*bits) << 16);
+    ///     }
+    /// };
+    /// let w = PackedLinear::pack_with(Isa::get()?, ComputeType::F32, || (), read, 2, 2, None);
+    /// assert_eq!(w.unpack(), [1., 2., 3., 4.]);
+    /// # Ok::<(), mha_kernels::IsaError>(())
+    /// ```
+    pub fn pack_with<B>(
+        isa: Isa,
+        compute_type: ComputeType,
+        buffer: impl Fn() -> B + Sync + Send,
+        read: impl Fn(&mut B, usize, &mut [f32]) + Sync,
+        out: usize,
+        input: usize,
+        bias: Option<&[f32]>,
+    ) -> Self {
+        Self::pack_rows(
+            isa,
+            compute_type,
+            || (buffer(), vec![]),
+            |(buffer, rows), range| {
+                rows.resize(range.len() * input, 0.0);
+                read(buffer, range.start, rows);
+                rows
+            },
+            (out, input),
+            bias,
+        )
+    }
+
+    /// Packs the rows that `rows` returns, which may be in a buffer that `buffer` made.
+    fn pack_rows<B>(
+        isa: Isa,
+        compute_type: ComputeType,
+        buffer: impl Fn() -> B + Sync + Send,
+        rows: impl for<'b> Fn(&'b mut B, Range<usize>) -> &'b [f32] + Sync,
+        (out, input): (usize, usize),
+        bias: Option<&[f32]>,
+    ) -> Self {
         assert!(
             compute_type != ComputeType::Int8 || input <= MAX_INT8_INPUT,
             "int8: the input width exceeds {MAX_INT8_INPUT}"
@@ -134,15 +198,19 @@ impl PackedLinear {
         let nr = nr(isa);
         let padded = out.next_multiple_of(nr);
         let k_lanes = k_lanes(isa, compute_type, input);
-        let terms = bf16x3::is_used(isa, compute_type).then(|| bf16x3::terms_needed(weight));
+        let rows_of_panel = |p: usize| p * nr..out.min((p + 1) * nr);
+        let terms = bf16x3::is_used(isa, compute_type).then(|| {
+            let panels = (0..padded / nr).into_par_iter();
+            let needed = |buffer: &mut B, p| bf16x3::terms_needed(rows(buffer, rows_of_panel(p)));
+            panels.map_init(&buffer, needed).max().unwrap_or(2)
+        });
         let panel_len = nr * k_lanes * terms.unwrap_or(3) / 3;
         let mut panels = AlignedBuf::par_zeros(padded / nr * panel_len);
         let (mut scales, mut column_sums) = (vec![0.0; padded], vec![0.0; padded]);
         let chunks = panels.as_mut_slice().par_chunks_exact_mut(panel_len.max(1));
         let chunks = chunks.zip(scales.par_chunks_mut(nr)).zip(column_sums.par_chunks_mut(nr));
-        chunks.enumerate().for_each(|(p, ((panel, scales), column_sums))| {
-            let weight = &weight[p * nr * input..];
-            let columns = nr.min(out - p * nr);
+        chunks.enumerate().for_each_init(&buffer, |buffer, (p, ((panel, scales), column_sums))| {
+            let (weight, columns) = (rows(buffer, rows_of_panel(p)), rows_of_panel(p).len());
             let args =
                 Args { compute_type, terms, weight, columns, input, panel, scales, column_sums };
             dispatch_simd!(isa, pack_panel, args: Args);
@@ -183,8 +251,9 @@ impl PackedLinear {
     /// A weight `(out, input)` from the arrays of a weight that was packed for the same ISA and
     /// compute type. The panels are used where they are; the other arrays are copied.
     ///
-    /// Returns `None` if the arrays do not have the lengths of such a weight, or if `scales` or
-    /// `column_sums` is missing for int8 or present for another compute type.
+    /// Returns `None` if the arrays do not have the lengths of such a weight or do not start at
+    /// multiples of 64 bytes, or if `scales` or `column_sums` is missing for int8 or present for
+    /// another compute type.
     ///
     /// # Examples
     /// ```
@@ -199,7 +268,7 @@ impl PackedLinear {
     /// let start = file.as_ptr().align_offset(64);
     /// file.copy_within(63.., start);
     /// let range = start..start + 4 * weight.arrays().panels.len();
-    /// let panels = SharedBytes::new(Arc::new(file), range).unwrap();
+    /// let panels = SharedBytes::new(Arc::new(file), range, 64).unwrap();
     /// let arrays = PackedArrays { panels, bias: None, scales: None, column_sums: None };
     /// let shared = PackedLinear::from_arrays(isa, ComputeType::F32, out, input, arrays).unwrap();
     /// assert_eq!(shared.unpack(), [1., 2., 3., 4.]);
@@ -213,6 +282,10 @@ impl PackedLinear {
         arrays: PackedArrays<SharedBytes>,
     ) -> Option<Self> {
         let PackedArrays { panels, bias, scales, column_sums } = arrays;
+        let all = [Some(&panels), bias.as_ref(), scales.as_ref(), column_sums.as_ref()];
+        if !all.into_iter().flatten().all(|array| array.is_aligned_to(4 * F32_PER_LINE)) {
+            return None;
+        }
         let nr = nr(isa);
         let (padded, k_lanes) = (out.next_multiple_of(nr), k_lanes(isa, compute_type, input));
         let per_panel = |terms: usize| nr * k_lanes * terms / 3;
@@ -325,7 +398,7 @@ impl PackedLinear {
 struct Args<'a> {
     compute_type: ComputeType,
     terms: Option<usize>,
-    /// The rows of the weight, starting with the panel's first column.
+    /// The rows of the weight that are the panel's columns.
     weight: &'a [f32],
     columns: usize,
     input: usize,

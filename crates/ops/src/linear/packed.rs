@@ -2,7 +2,10 @@
 
 use std::{
     io::{self, Write},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor};
@@ -10,7 +13,7 @@ use mha_kernels::{Isa, LinearMap, PackedArrays, PackedLinear, Rows, SharedBytes}
 
 use super::backend::Backend;
 use crate::{
-    Activation, ComputeType, PackedArray, Result,
+    Activation, ComputeType, PackedArray, ReadTensor, Result,
     cpu::{self, Element},
 };
 
@@ -40,6 +43,26 @@ impl Packed {
         let (isa, bias) = (Isa::get()?, bias.as_deref());
         let pack = |weight: &[f32]| PackedLinear::pack(isa, compute_type, weight, out, input, bias);
         Ok(cpu::with_slice(&weight.contiguous()?, pack)?.into())
+    }
+
+    /// [`Self::pack`] of a weight `(out, in)` that is read a few rows at a time; `None` if it
+    /// cannot be read.
+    pub(super) fn read(
+        compute_type: ComputeType,
+        weight: &dyn ReadTensor,
+        [out, input]: [usize; 2],
+        bias: Option<&Tensor>,
+    ) -> Result<Option<Self>> {
+        let bias = bias.map(|bias| bias.to_vec1::<f32>()).transpose()?;
+        let (isa, bias) = (Isa::get()?, bias.as_deref());
+        let is_read = AtomicBool::new(true);
+        let read = |buffer: &mut Vec<u16>, row: usize, rows: &mut [f32]| {
+            if !weight.read_f32(buffer, row * input, rows) {
+                is_read.store(false, Ordering::Relaxed);
+            }
+        };
+        let packed = PackedLinear::pack_with(isa, compute_type, Vec::new, read, out, input, bias);
+        Ok(is_read.into_inner().then(|| packed.into()))
     }
 
     /// The map from its stored arrays; `None` if one is missing or does not fit.
