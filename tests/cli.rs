@@ -931,7 +931,7 @@ fn a_closed_pipe_is_not_an_error() -> anyhow::Result<()> {
 
 /// The peak resident memory of a process of `encodle`, in bytes, and its exit code.
 #[cfg(target_os = "linux")]
-fn peak_memory(arguments: &[&str]) -> anyhow::Result<(u64, Option<i32>)> {
+pub fn peak_memory(arguments: &[&str]) -> anyhow::Result<(u64, Option<i32>)> {
     let mut process = Command::new(assert_cmd::cargo::cargo_bin!("encodle"));
     let process = process.envs(ENVIRONMENT).args(arguments).stdout(Stdio::null());
     let mut process = process.stderr(Stdio::null()).spawn()?;

@@ -23,6 +23,7 @@ mod golden_static;
 mod hub;
 mod invariance;
 mod layouts;
+mod loading;
 mod packed_cache;
 mod properties;
 mod random_tensors;
