@@ -4,8 +4,8 @@
 //! kernels. All sums are in f32, and results are rounded when they are stored. `attention` in f16
 //! and bf16 also rounds the softmax weights, since the tensor cores multiply 16-bit types.
 //!
-//! The build script compiles the kernels to PTX with nvcc. The driver compiles the PTX for the GPU
-//! when a kernel is first used. The script `scripts/cuda-check` runs the kernels on a CPU. With the
+//! The build script compiles the kernels with nvcc to machine code for each architecture, and to PTX
+//! for later ones. The script `scripts/cuda-check` runs the kernels on a CPU. With the
 //! argument `tests`, it also runs the Rust code that calls the kernels.
 //!
 //! Without the feature `cuda`, the crate is empty.
@@ -13,6 +13,7 @@
 
 mod graph;
 mod linear;
+mod module;
 
 use std::sync::Arc;
 
@@ -26,7 +27,10 @@ use candle_core::{
             CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg,
             result::{device::get_default_mem_pool, mem_pool::set_attribute},
             sys::{
-                CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                CUdevice_attribute_enum::{
+                    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                },
                 CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
             },
         },
@@ -35,24 +39,22 @@ use candle_core::{
 pub use graph::Graph;
 use half::{bf16, f16};
 pub use linear::{linear, supports_linear};
-
-/// A module's name, and its kernels as PTX.
-type Module = (&'static str, &'static str);
+use module::Module;
 
 /// The module that the build script compiles from a file in `cuda/`.
 macro_rules! module {
     ($name:literal) => {
-        (concat!("mha ", $name), include_str!(concat!(env!("OUT_DIR"), "/", $name, ".ptx")))
+        Module::new(include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".fatbin")))
     };
 }
 
-const ATTENTION: Module = module!("attention");
-const ATTENTION_BAND: Module = module!("attention_band");
-const ATTENTION_BIAS: Module = module!("attention_bias");
-const EPILOGUE: Module = module!("epilogue");
-const NORM: Module = module!("norm");
-const POOL: Module = module!("pool");
-const ROTARY: Module = module!("rotary");
+static ATTENTION: Module = module!("attention");
+static ATTENTION_BAND: Module = module!("attention_band");
+static ATTENTION_BIAS: Module = module!("attention_bias");
+static EPILOGUE: Module = module!("epilogue");
+static NORM: Module = module!("norm");
+static POOL: Module = module!("pool");
+static ROTARY: Module = module!("rotary");
 
 /// Queries per tile of [`attention`], as in `cuda/attention.cuh`.
 const QUERIES: usize = 64;
@@ -104,9 +106,22 @@ macro_rules! by_dtype {
 
 /// Whether the kernels support this GPU: they need compute capability 8.0 or higher.
 pub fn supports_device(device: &CudaDevice) -> bool {
+    check_device(device).is_ok()
+}
+
+/// Checks that the kernels support this GPU.
+///
+/// # Errors
+/// candle's error if its compute capability is below 8.0, or if the driver reports an error.
+pub fn check_device(device: &CudaDevice) -> Result<()> {
     let stream = device.cuda_stream();
-    let major = stream.context().attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    major.is_ok_and(|major| major >= 8)
+    let attribute = |attribute| stream.context().attribute(attribute).w();
+    let major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    if major < 8 {
+        bail!("the GPU has compute capability {major}.{minor}: expected 8.0 (Ampere) or later");
+    }
+    Ok(())
 }
 
 /// Makes CUDA keep freed memory for later allocations of this process. By default CUDA returns
@@ -313,9 +328,9 @@ fn attention_typed<T: Element>(
     let last = distance(after.map_or(i128::MAX, |after| offset + after as i128));
     let zero = (i128::from(columns / 2) - offset).max(-(n as i128)) as i32;
     let (name, module) = match (bias, before.or(after)) {
-        (Some(_), _) => ("attention_bias", ATTENTION_BIAS),
-        (None, Some(_)) => ("attention_band", ATTENTION_BAND),
-        (None, None) => ("attention", ATTENTION),
+        (Some(_), _) => ("attention_bias", &ATTENTION_BIAS),
+        (None, Some(_)) => ("attention_band", &ATTENTION_BAND),
+        (None, None) => ("attention", &ATTENTION),
     };
     let bias = bias.map(contiguous::<f32>).transpose()?;
     // SAFETY: the kernel writes every element: each query belongs to one thread block.
@@ -325,11 +340,8 @@ fn attention_typed<T: Element>(
         let in_pairs =
             q.0.dtype() != DType::F32 && tiles.mostly_pairs && tiles.count * heads / 2 >= MIN_PAIRS;
         let queries = if in_pairs { 2 * QUERIES } else { QUERIES };
-        let kernel = device.get_or_load_custom_func(
-            &format!("{name}_{}_{d}_{queries}", T::NAME),
-            module.0,
-            module.1,
-        )?;
+        let name = format!("{name}_{}_{d}_{queries}", T::NAME);
+        let kernel = module.kernel(&device, &name)?;
         let strides =
             |(_, layout): TensorView| [layout.stride()[1] as i64, layout.stride()[2] as i64];
         let (q_data, k_data, v_data) =
@@ -404,7 +416,7 @@ fn add_layer_norm_typed<T: Element>(
     let out = unsafe { device.alloc::<T>(n)? };
     if n > 0 {
         let name = format!("add_layer_norm_{}", T::NAME);
-        let kernel = device.get_or_load_custom_func(&name, NORM.0, NORM.1)?;
+        let kernel = NORM.kernel(&device, &name)?;
         let mut builder = kernel.builder();
         builder.arg(&x);
         let none = 0u64;
@@ -463,7 +475,7 @@ fn add_rms_norm_typed<T: Element>(
     let out = unsafe { device.alloc::<T>(n)? };
     if n > 0 {
         let name = format!("add_rms_norm_{}", T::NAME);
-        let kernel = device.get_or_load_custom_func(&name, NORM.0, NORM.1)?;
+        let kernel = NORM.kernel(&device, &name)?;
         let mut builder = kernel.builder();
         builder.arg(&x);
         let none = 0u64;
@@ -535,7 +547,7 @@ fn embed_layer_norm_typed<T: Element>(
     let out = unsafe { device.alloc::<T>(n * e)? };
     if n > 0 {
         let name = format!("embed_layer_norm_{}", T::NAME);
-        let kernel = device.get_or_load_custom_func(&name, NORM.0, NORM.1)?;
+        let kernel = NORM.kernel(&device, &name)?;
         let mut builder = kernel.builder();
         builder.arg(&word_ids).arg(&type_ids).arg(&position_ids);
         builder.arg(&words).arg(&types).arg(&positions);
@@ -593,8 +605,7 @@ fn epilogue_typed<T: Element>(
         return Ok(());
     }
     let bias = bias.map(pairs::<T>).transpose()?;
-    let kernel =
-        device.get_or_load_custom_func(&format!("epilogue_{}", T::NAME), EPILOGUE.0, EPILOGUE.1)?;
+    let kernel = EPILOGUE.kernel(&device, &format!("epilogue_{}", T::NAME))?;
     let y = y.as_cuda_slice_mut::<T>()?;
     let rows_per_launch = u32::MAX as usize / e; // the kernel counts elements in u32
     for from in (start..end).step_by(rows_per_launch * e) {
@@ -671,8 +682,7 @@ fn rotate_typed<T: Element>(
     if count == 0 {
         return Ok(());
     }
-    let kernel =
-        device.get_or_load_custom_func(&format!("rotate_{}", T::NAME), ROTARY.0, ROTARY.1)?;
+    let kernel = ROTARY.kernel(&device, &format!("rotate_{}", T::NAME))?;
     let mut x = x.as_cuda_slice_mut::<T>()?.slice_mut(layout.start_offset()..);
     let mut builder = kernel.builder();
     builder.arg(&mut x).arg(&cos).arg(&sin);
@@ -750,7 +760,7 @@ fn normalise_heads_typed<T: Element>(
         return Ok(());
     }
     let name = format!("normalise_heads_{}", T::NAME);
-    let kernel = device.get_or_load_custom_func(&name, ROTARY.0, ROTARY.1)?;
+    let kernel = ROTARY.kernel(&device, &name)?;
     let mut x = x.as_cuda_slice_mut::<T>()?.slice_mut(layout.start_offset()..);
     let mut builder = kernel.builder();
     builder.arg(&mut x).arg(&query).arg(&key);
@@ -804,7 +814,7 @@ fn mean_pool_typed<T: Element>(
     let out = unsafe { device.alloc::<f32>(b * e)? };
     if b > 0 {
         let name = format!("mean_pool_{}", T::NAME);
-        let kernel = device.get_or_load_custom_func(&name, POOL.0, POOL.1)?;
+        let kernel = POOL.kernel(&device, &name)?;
         let mut builder = kernel.builder();
         builder.arg(&hidden).arg(&offsets).arg(&out);
         builder_arg!(builder, e as i32);
@@ -829,7 +839,7 @@ pub fn l2_normalize(x: TensorView) -> Result<(CudaStorage, Shape)> {
     // SAFETY: the kernel writes every row.
     let out = unsafe { device.alloc::<f32>(b * e)? };
     if b * e > 0 {
-        let kernel = device.get_or_load_custom_func("l2_normalize", POOL.0, POOL.1)?;
+        let kernel = POOL.kernel(&device, "l2_normalize")?;
         let mut builder = kernel.builder();
         builder.arg(&x).arg(&out);
         builder_arg!(builder, b as i32, e as i32);

@@ -9,6 +9,19 @@ use candle_core::{Device, Tensor};
 
 use crate::Result;
 
+/// Checks that this device can compute the operations: a GPU needs compute capability 8.0 or later.
+///
+/// # Errors
+/// [`crate::Error::Candle`] if it cannot, or if the driver reports an error.
+pub fn check_device(device: &Device) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        mha_kernels_cuda::check_device(device)?;
+    }
+    let _ = device;
+    Ok(())
+}
+
 /// Makes CUDA keep freed memory for the next batch, instead of returning it to the driver after
 /// each batch. Has no effect on a device that is not a GPU.
 ///

@@ -52,7 +52,7 @@ pub use add::add;
 pub use attention::{RelativeTerms, Scoring, attention};
 pub use attention_mask::{KernelMask, MaskParts, Sequences};
 pub use cosine::CosineKernel;
-pub use cuda_graph::{CudaGraphCache, keep_freed_memory};
+pub use cuda_graph::{CudaGraphCache, check_device, keep_freed_memory};
 pub use embed::{Table, embed};
 pub use error::{Error, NotLoaded, Result};
 pub use heads::{HeadNorms, normalise_heads_in_place, rotate_in_place, table_fits};

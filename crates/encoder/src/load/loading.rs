@@ -145,6 +145,7 @@ fn checked<M>(
     device: &Device,
     build: impl FnOnce(&WeightFiles, &Checkpoint) -> Result<(Result<M>, LoadReport)>,
 ) -> Result<(M, LoadReport)> {
+    ops::check_device(device)?;
     let (model, report) = build(weights, checkpoint)?;
     checkpoint.check()?;
     match model {
