@@ -75,6 +75,9 @@ template <int N> __device__ inline void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// The dynamic shared memory of the block.
+#define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
+
 // 2ˣ with a relative error of at most 2⁻²², or 0 if 2ˣ is less than 2⁻¹²⁶.
 __device__ inline float approximate_exp2(float x) {
     float y;

@@ -183,6 +183,18 @@ API int cuModuleGetFunction(Function **function, void *, const char *name) {
     if (found == kernels().end()) fail("unknown kernel", name);
     return *function = &*found, 0;
 }
+// The largest dynamic shared memory of each kernel. More than 48 KiB must be requested.
+static std::map<std::string, unsigned> &dynamic_limits() {
+    static std::map<std::string, unsigned> all;
+    return all;
+}
+API int cuFuncSetAttribute(Function *function, int attribute, int value) {
+    const int MAX_DYNAMIC_SHARED = 8, MOST = 99 << 10; // of compute capability 8.6
+    if (attribute != MAX_DYNAMIC_SHARED) fail("unsupported attribute of", function->first);
+    if (value > MOST) return INVALID;
+    std::lock_guard guard(lock);
+    return dynamic_limits()[function->first] = value, 0;
+}
 API int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned block_x,
                        unsigned block_y, unsigned block_z, unsigned shared, void *, void **arguments,
                        void **) {
@@ -190,6 +202,11 @@ API int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z, u
     const unsigned threads = block_x * block_y * block_z;
     if (!x || !y || !z || x > INT32_MAX || max(y, z) > 65535 || !threads || threads > 1024)
         fail("invalid grid or block size:", function->first);
+    if (shared > 48 << 10) {
+        std::lock_guard guard(lock);
+        if (shared > dynamic_limits()[function->first])
+            fail("too much dynamic shared memory:", function->first);
+    }
     const std::function<void()> call = function->second(arguments);
     return enqueue([=] {
         std::lock_guard guard(one_at_a_time);

@@ -26,6 +26,7 @@ extern Dim threadIdx, blockIdx, blockDim, gridDim;
 
 // The dynamic shared memory of the launch.
 extern char *dynamic_shared;
+#define DYNAMIC_SHARED(name) char *name = dynamic_shared
 
 // Runs the blocks one after another. The threads of a block take turns and switch at barriers.
 void launch(Dim grid, Dim block, size_t shared, const std::function<void()> &kernel);

@@ -10,6 +10,7 @@
 #include "../cuda/attention_band.cu"
 #include "../cuda/attention_bias.cu"
 #undef KERNELS
+#include "../cuda/attention_relative.cu"
 #include "../cuda/epilogue.cu"
 #undef KERNELS
 #include "../cuda/norm.cu"
@@ -46,83 +47,142 @@ void check(const char *name, const std::vector<T> &got, const std::vector<double
            close ? "" : " FAILED");
 }
 
-// Attention over sequences with lengths around multiples of the tile size; without a band or a bias, the last has four tiles.
-// q, k and v are column ranges of one matrix, as a joint projection returns them. A query sees the
-// keys at the distances `first..=last`. With a band or a bias, a key and its value are NaN.
-template <typename T, int D>
-void attention(const std::string &name, double tolerance, Kind kind, int first, int last,
-               auto kernel) {
-    // The sanitizers are slow: fewer sequences with a band or a bias.
+// What a query sees, and how a score is computed.
+struct Case {
+    const char *name;
+    Kind kind;
+    int first = 0, last = 0; // with a band, the distances of the visible keys
+    int prefix = 0;          // number of keys of each sequence before those of its queries
+    bool has_keys = true, has_queries = true; // RELATIVE: which terms the scores have
+};
+
+// The sanitizers are slow: heads of width 64 in f32 and f16 have more cases than others.
+template <typename T, int W> const bool has_all_cases = W == 64 && !std::is_same_v<T, bf16>;
+
+// Attention over sequences with lengths around multiples of the tile size; without a band or a bias,
+// the last has four tiles. k and v are column ranges of one matrix, as a joint projection returns
+// them. With a band or a bias, a key and its value are NaN. Heads have `d` of W columns.
+template <typename T, int W>
+void attention(const std::string &name, double tolerance, int d, const Case &test, auto kernel) {
+    const auto [what, kind, first, last, prefix, has_keys, has_queries] = test;
     const std::vector<int> lengths =
-        kind == WHOLE ? std::vector{1, 63, 64, 7, 65, 193} : std::vector{7, 130};
+        kind == WHOLE && has_all_cases<T, W> ? std::vector{1, 63, 64, 7, 65, 193}
+                                             : std::vector{7, 130};
     const int heads = 2, groups = 1, group = heads / groups;
-    const int radius = 200, columns = 2 * radius + 1;
-    int n = 0;
+    const int radius = 250, columns = 2 * radius + 1, positions = 16;
+    int n = 0, shift = 0;
     std::vector<uint32_t> tiles;
     for (int length : lengths) {
         for (int query = 0; query < length; query += QUERIES)
-            tiles.insert(tiles.end(), {(uint32_t)n, (uint32_t)(n + length), (uint32_t)(n + query)});
+            tiles.insert(tiles.end(), {(uint32_t)n, (uint32_t)(n + length), (uint32_t)(n + query),
+                                       (uint32_t)shift});
         n += length;
+        shift += prefix;
     }
-    const int width = (heads + 2 * groups) * D;
-    auto qkv = random_vector<T>((size_t)n * width, 1.5);
+    const int s = n + shift, width = heads * d + 8, kv_width = 2 * groups * d;
+    const auto queries = random_vector<T>((size_t)n * width, 1.5);
+    auto kv = random_vector<T>((size_t)s * kv_width, 1.5);
     if (kind != WHOLE)
-        for (int i = heads * D; i < width; i++) qkv[(size_t)(n - 100) * width + i] = NAN;
+        for (int i = 0; i < kv_width; i++) kv[(size_t)(s - 100) * kv_width + i] = NAN;
     auto biases = random_vector<float>(heads * columns);
     biases[radius + 3] = biases[columns + radius] = -INFINITY;
-    std::vector<T> out((size_t)n * heads * D);
+    const int row = heads * d; // of relative positions
+    const auto relative_keys = random_vector<T>(positions * row, 0.5),
+               relative_queries = random_vector<T>(positions * row, 0.5);
+    std::vector<uint32_t> rows(columns);
+    for (int i = 0; i < columns; i++) // changes fast around distance 0
+        rows[i] = std::abs(i - radius) < 6 ? 6 + i - radius : 5 + i * 8 / columns;
+    std::vector<T> out((size_t)n * heads * d);
     out[0] = NAN;
-    const T *q = qkv.data(), *k = q + heads * D, *v = k + groups * D;
-    const float scale = 1 / std::sqrt((float)D);
-    launch({(unsigned)tiles.size() / 3, heads, 1}, THREADS, [&] {
-        kernel(q, k, v, out.data(), tiles.data(), D, width, D, width, D, width, group, scale, first,
-               last, biases.data(), columns, radius);
-    });
+    const T *q = queries.data(), *k = kv.data(), *v = k + groups * d;
+    const float scale = 1 / std::sqrt((float)d);
+    const Dim grid = {(unsigned)tiles.size() / 4, heads, 1};
+    if constexpr (std::is_invocable_v<decltype(kernel), const T *, const T *, const T *, T *,
+                                      const uint32_t *, int, int64_t, int, int64_t, int, int64_t,
+                                      int, int, int, float, int, int, const float *, int, int>)
+        launch(grid, THREADS, [&] {
+            kernel(q, k, v, out.data(), tiles.data(), prefix, d, width, d, kv_width, d, kv_width,
+                   group, d, scale, first, last, biases.data(), columns, radius);
+        });
+    else
+        launch(grid, {THREADS, 1, 1}, sizeof(Shared<W, uint16_t>), [&] {
+            kernel(q, k, v, out.data(), tiles.data(), prefix, d, width, d, kv_width, d, kv_width,
+                   group, d, scale, first, last, has_keys ? relative_keys.data() : nullptr,
+                   has_queries ? relative_queries.data() : nullptr, d, row, d, row, rows.data(),
+                   columns, radius);
+        });
     std::vector<double> expected(out.size());
+    const auto product = [&](const T *x, const T *y) {
+        double sum = 0;
+        for (int i = 0; i < d; i++) sum += widened(x[i]) * widened(y[i]);
+        return sum;
+    };
     for (int h = 0; h < heads; h++) {
-        int begin = 0;
+        int begin = 0, first_key = 0;
         for (int length : lengths) {
-            for (int t = begin; t < begin + length; t++) {
-                std::vector<double> weights(length);
+            const int n_keys = prefix + length;
+            for (int t = 0; t < length; t++) {
+                std::vector<double> weights(n_keys);
                 double sum = 0;
-                const auto is_visible = [&](int s) {
-                    const int distance = begin + s - t;
+                const auto is_visible = [&](int key) {
+                    const int distance = key - t;
                     const bool is_near = first <= distance && distance <= last;
                     const float bias = biases[h * columns + radius + distance];
                     return (kind == WHOLE || is_near) && (kind != BIASED || bias != -INFINITY);
                 };
-                for (int s = 0; s < length; s++) {
-                    if (!is_visible(s)) continue;
-                    double dot = 0;
-                    for (int d = 0; d < D; d++)
-                        dot += widened(q[(size_t)t * width + h * D + d]) *
-                               widened(k[(size_t)(begin + s) * width + h / group * D + d]);
+                const auto key_at = [&](const T *x, int key) {
+                    return x + (size_t)(first_key + key) * kv_width + h / group * d;
+                };
+                const T *query = q + (size_t)(begin + t) * width + h * d;
+                for (int key = 0; key < n_keys; key++) {
+                    if (!is_visible(key)) continue;
+                    double dot = product(query, key_at(k, key));
+                    const size_t at = rows[radius + key - t] * row + h * d;
+                    if (kind == RELATIVE && has_keys) dot += product(query, &relative_keys[at]);
+                    if (kind == RELATIVE && has_queries)
+                        dot += product(key_at(k, key), &relative_queries[at]);
                     dot *= scale;
-                    if (kind == BIASED) dot += biases[h * columns + radius + begin + s - t];
-                    sum += weights[s] = std::exp(dot);
+                    if (kind == BIASED) dot += biases[h * columns + radius + key - t];
+                    sum += weights[key] = std::exp(dot);
                 }
-                for (int s = 0; s < length; s++)
-                    for (int d = 0; d < D && is_visible(s); d++)
-                        expected[((size_t)t * heads + h) * D + d] +=
-                            weights[s] / sum *
-                            widened(v[(size_t)(begin + s) * width + h / group * D + d]);
+                for (int key = 0; key < n_keys; key++)
+                    for (int i = 0; i < d && is_visible(key); i++)
+                        expected[((size_t)(begin + t) * heads + h) * d + i] +=
+                            weights[key] / sum * widened(key_at(v, key)[i]);
             }
             begin += length;
+            first_key += n_keys;
         }
     }
-    check(name.c_str(), out, expected, tolerance);
+    char full_name[96];
+    snprintf(full_name, sizeof full_name, "%s, d = %d, %s", name.c_str(), d, what);
+    check(full_name, out, expected, tolerance);
 }
 
-// Without a band or a bias, and with both in several forms.
-template <typename T, int D>
+// Without a band or a bias, and with both in several forms. Heads fill their columns in some.
+template <typename T, int W>
 void attention(const std::string &name, double tolerance, auto whole, auto band, auto biased) {
-    attention<T, D>(name, tolerance, WHOLE, 0, 0, whole);
-    attention<T, D>(name + ", window", tolerance, BAND, -20, 20, band);
-    attention<T, D>(name + ", causal window", tolerance, BAND, 2 - 20, 2, band);
-    attention<T, D>(name + ", no visible key", tolerance, BAND, 30, 50, band);
-    attention<T, D>(name + ", bias", tolerance, BIASED, -500, 500, biased);
-    attention<T, D>(name + ", bias, window", tolerance, BIASED, -3, 3, biased);
-    attention<T, D>(name + ", bias, causal", tolerance, BIASED, -500, 0, biased);
+    attention<T, W>(name, tolerance, W - 24, {"whole, prefix", WHOLE, 0, 0, 50}, whole);
+    attention<T, W>(name, tolerance, W - 8, {"causal window", BAND, 2 - 20, 2}, band);
+    attention<T, W>(name, tolerance, W, {"bias, prefix", BIASED, -500, 20, 20}, biased);
+    if (!has_all_cases<T, W>) return;
+    attention<T, W>(name, tolerance, W, {"whole", WHOLE}, whole);
+    attention<T, W>(name, tolerance, W, {"window", BAND, -20, 20}, band);
+    attention<T, W>(name, tolerance, W, {"causal, prefix", BAND, -500, 50, 50}, band);
+    attention<T, W>(name, tolerance, W, {"no visible key", BAND, 30, 50}, band);
+    attention<T, W>(name, tolerance, W - 16, {"bias", BIASED, -500, 500}, biased);
+    attention<T, W>(name, tolerance, W, {"bias, window", BIASED, -3, 3}, biased);
+    attention<T, W>(name, tolerance, W, {"bias, causal", BIASED, -500, 0}, biased);
+}
+
+template <typename T, int W>
+void relative(const std::string &name, double tolerance, auto kernel) {
+    attention<T, W>(name, tolerance, W, {"all terms", RELATIVE, -500, 500}, kernel);
+    if (!has_all_cases<T, W>) return;
+    attention<T, W>(name, tolerance, W - 8, {"window", RELATIVE, -20, 20}, kernel);
+    attention<T, W>(name, tolerance, W, {"causal, prefix", RELATIVE, -500, 30, 30}, kernel);
+    attention<T, W>(name, tolerance, W, {"keys", RELATIVE, -500, 500, 0, true, false}, kernel);
+    attention<T, W>(name, tolerance, W, {"queries", RELATIVE, -500, 500, 0, false, true}, kernel);
 }
 
 std::vector<double> normalised(const std::vector<double> &x, int e, auto weight, auto bias) {
@@ -345,15 +405,20 @@ template <typename T> void heads(const char *dtype, double tolerance, auto kerne
 }
 
 int main() {
-#define ATTENTION(name, T, D, Q, tolerance)                                                        \
-    attention<T, D>("attention " #name " " #D " " #Q, tolerance, attention_##name##_##D##_##Q,      \
-                    attention_band_##name##_##D##_##Q, attention_bias_##name##_##D##_##Q);
-    ATTENTION(f32, float, 32, 64, 1e-5)
-    ATTENTION(f32, float, 64, 64, 1e-5)
-    ATTENTION(f16, f16, 32, 64, 4e-3)
-    ATTENTION(f16, f16, 64, 64, 4e-3)
-    ATTENTION(bf16, bf16, 32, 64, 3e-2)
-    ATTENTION(bf16, bf16, 64, 64, 3e-2)
+#define ATTENTION(name, T, W, Q, tolerance)                                                        \
+    attention<T, W>("attention " #name " " #W " " #Q, tolerance, attention_##name##_##W##_##Q,      \
+                    attention_band_##name##_##W##_##Q, attention_bias_##name##_##W##_##Q);
+#define ATTENTION_AND_RELATIVE(name, T, W, tolerance)                                              \
+    ATTENTION(name, T, W, 64, tolerance)                                                           \
+    relative<T, W>("relative " #name " " #W, 2 * tolerance, attention_relative_##name##_##W##_64);
+#define ATTENTION_OF_ALL_WIDTHS(name, T, tolerance)                                                \
+    ATTENTION_AND_RELATIVE(name, T, 32, tolerance)                                                 \
+    ATTENTION_AND_RELATIVE(name, T, 64, tolerance)                                                 \
+    ATTENTION_AND_RELATIVE(name, T, 96, tolerance)                                                 \
+    ATTENTION_AND_RELATIVE(name, T, 128, tolerance)
+    ATTENTION_OF_ALL_WIDTHS(f32, float, 1e-5)
+    ATTENTION_OF_ALL_WIDTHS(f16, f16, 4e-3)
+    ATTENTION_OF_ALL_WIDTHS(bf16, bf16, 3e-2)
     ATTENTION(f16, f16, 32, 128, 4e-3)
     ATTENTION(f16, f16, 64, 128, 4e-3)
     ATTENTION(bf16, bf16, 32, 128, 3e-2)

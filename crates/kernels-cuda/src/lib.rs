@@ -31,6 +31,7 @@ use candle_core::{
                     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
                 },
+                CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
             },
         },
@@ -51,6 +52,7 @@ macro_rules! module {
 static ATTENTION: Module = module!("attention");
 static ATTENTION_BAND: Module = module!("attention_band");
 static ATTENTION_BIAS: Module = module!("attention_bias");
+static ATTENTION_RELATIVE: Module = module!("attention_relative");
 static EPILOGUE: Module = module!("epilogue");
 static NORM: Module = module!("norm");
 static POOL: Module = module!("pool");
@@ -63,11 +65,14 @@ const QUERIES: usize = 64;
 /// GPU's multiprocessors: an H100 has 132, and runs two blocks of two tiles on each.
 const MIN_PAIRS: usize = 256;
 
-/// Maximum number of tokens of [`attention`], whose indices are i32.
+/// Maximum number of keys of [`attention`], whose indices are i32.
 const MAX_TOKENS: usize = 1 << 29;
 
 /// Threads per thread block, as in `cuda/attention.cuh`.
 const THREADS: u32 = 128;
+
+/// Maximum width of a head of [`attention`].
+const MAX_HEAD: usize = 128;
 
 /// Maximum row length of the layer norm kernels, as in `cuda/norm.cu`.
 const MAX_ROW: usize = 1024;
@@ -157,7 +162,8 @@ pub fn supports_even_rows(dtype: DType, e: usize) -> bool {
 }
 
 /// Whether [`attention`] supports heads `(1, H, N, D)` of this dtype and layout: f32, f16 or bf16;
-/// D is 32 or 64 with stride 1, and every row starts at a multiple of 8 elements.
+/// D is a multiple of 8 from 8 to 128 with stride 1, and every row starts at a multiple of 8
+/// elements.
 pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
     let (&[b, _, _, d], &[_, head_stride, token_stride, stride]) = (layout.dims(), layout.stride())
     else {
@@ -166,38 +172,52 @@ pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
     let starts = [layout.start_offset(), head_stride, token_stride];
     let are_aligned = starts.iter().all(|n| n.is_multiple_of(8));
     let is_supported = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    b == 1 && matches!(d, 32 | 64) && stride == 1 && are_aligned && is_supported
+    let has_width = d.is_multiple_of(8) && (8..=MAX_HEAD).contains(&d);
+    let is_small = i32::try_from(token_stride).is_ok();
+    b == 1 && has_width && stride == 1 && are_aligned && is_small && is_supported
 }
 
 /// The ragged sequences of a batch in the form that the [`attention`] kernel expects, on a GPU: for
 /// each tile of up to 64 queries, the first token of the tile's sequence, the end of this sequence,
-/// and the tile's first query.
+/// the tile's first query, and the number of keys in the prefixes of the preceding sequences.
 #[derive(Clone, Debug)]
 pub struct Tiles {
     tiles: Arc<CudaSlice<u32>>,
     device: CudaDevice,
     count: usize,
     tokens: usize,
+    keys: usize,
+    prefix: usize,
     /// The result of [`mostly_pairs`] for the sequences.
     mostly_pairs: bool,
 }
 
 impl Tiles {
-    /// The tiles of ragged sequences. `offsets` holds the first token of each sequence, then the
-    /// number of tokens.
+    /// The tiles of ragged sequences. `offsets` holds the first token of each of B sequences, then
+    /// N, the number of tokens. The keys of a sequence are those of its tokens, after `prefix` other
+    /// keys: sequence i has its keys from `offsets[i] + i · prefix` on, and there are
+    /// `N + B · prefix` keys.
     ///
     /// # Errors
     /// candle's error if `offsets` is empty or does not start with 0, if an offset is smaller than
-    /// its predecessor, or if the driver reports an error.
-    pub fn new(device: &CudaDevice, offsets: &[usize]) -> Result<Self> {
+    /// its predecessor, if there are more than 2²⁹ keys, or if the driver reports an error.
+    pub fn new(device: &CudaDevice, offsets: &[usize], prefix: usize) -> Result<Self> {
         check_offsets(offsets)?;
-        let tiles = tiles(offsets);
-        let (count, tokens) = (tiles.len() / 3, offsets[offsets.len() - 1]);
+        let (b, tokens) = (offsets.len() - 1, offsets[offsets.len() - 1]);
+        let keys = b.checked_mul(prefix).and_then(|keys| keys.checked_add(tokens));
+        let Some(keys) = keys.filter(|&keys| keys <= MAX_TOKENS) else {
+            bail!(
+                "{tokens} tokens in {b} sequences with {prefix} keys before each: expected at most \
+                 {MAX_TOKENS} keys"
+            );
+        };
+        let tiles = tiles(offsets, prefix);
+        let count = tiles.len() / 4;
         let mostly_pairs = mostly_pairs(offsets, count);
         // Some drivers refuse an allocation of 0 bytes.
         let tiles = if tiles.is_empty() { vec![0] } else { tiles };
         let (tiles, device) = (Arc::new(device.clone_htod(&tiles)?), device.clone());
-        Ok(Self { tiles, device, count, tokens, mostly_pairs })
+        Ok(Self { tiles, device, count, tokens, keys, prefix, mostly_pairs })
     }
 
     /// Whether the tiles are on this device.
@@ -224,10 +244,11 @@ fn check_offsets(offsets: &[usize]) -> Result<()> {
     Ok(())
 }
 
-fn tiles(offsets: &[usize]) -> Vec<u32> {
-    let sequences = offsets.windows(2).map(|w| (w[0], w[1]));
-    let tiles = sequences.flat_map(|(begin, end)| {
-        (begin..end).step_by(QUERIES).flat_map(move |query| [begin, end, query])
+fn tiles(offsets: &[usize], prefix: usize) -> Vec<u32> {
+    let sequences = offsets.windows(2).map(|w| (w[0], w[1])).enumerate();
+    let tiles = sequences.flat_map(|(i, (begin, end))| {
+        let queries = (begin..end).step_by(QUERIES);
+        queries.flat_map(move |query| [begin, end, query, i * prefix])
     });
     tiles.map(|n| n as u32).collect()
 }
@@ -243,7 +264,7 @@ fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
 /// is its index minus that of the query and minus `offset`. The default shows all keys.
 #[derive(Clone, Copy, Default)]
 pub struct Positions<'a> {
-    /// Number of keys before the first query of each sequence.
+    /// Number of keys before that of the first query of each sequence.
     pub offset: usize,
     /// If set, a query sees only the keys at a distance of at least `-before`.
     pub before: Option<usize>,
@@ -254,24 +275,77 @@ pub struct Positions<'a> {
     pub bias: Option<TensorView<'a>>,
 }
 
+/// The relative position of each distance from −R to R, on a GPU, for [`Relative`].
+#[derive(Clone, Debug)]
+pub struct RelativeRows {
+    rows: Arc<CudaSlice<u32>>,
+    device: CudaDevice,
+    max: u32,
+}
+
+impl RelativeRows {
+    /// Copies 2·R + 1 numbers to a GPU.
+    ///
+    /// # Errors
+    /// candle's error if the length is even or exceeds that of i32, or if the driver reports an
+    /// error.
+    pub fn new(device: &CudaDevice, rows: &[u32]) -> Result<Self> {
+        let (Some(&max), true) = (rows.iter().max(), i32::try_from(rows.len()).is_ok()) else {
+            bail!("{} relative positions: expected 1 to {}", rows.len(), i32::MAX);
+        };
+        if rows.len().is_multiple_of(2) {
+            bail!("{} relative positions: expected an odd number", rows.len());
+        }
+        Ok(Self { rows: Arc::new(device.clone_htod(rows)?), device: device.clone(), max })
+    }
+
+    /// Whether the rows are on this device.
+    pub fn are_on(&self, device: &CudaDevice) -> bool {
+        self.device.same_device(device)
+    }
+}
+
+/// The projected relative positions of disentangled attention: the raw score of query i and key j is
+/// `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`, where the row r is `rows[R + d]`, and d is the distance
+/// of the key from the query.
+#[derive(Clone, Copy)]
+pub struct Relative<'a> {
+    /// `(H, rows, D)` of q's dtype, a layout that [`supports_relative`] accepts; `None` omits the
+    /// term.
+    pub keys: Option<TensorView<'a>>,
+    /// As `keys`.
+    pub queries: Option<TensorView<'a>>,
+    /// The row of each distance. No visible key is farther than R.
+    pub rows: &'a RelativeRows,
+}
+
+/// Whether [`attention`] supports relative keys or queries `(H, rows, D)` of this layout: stride 1
+/// along D, and every row starts at a multiple of 8 elements.
+pub fn supports_relative(layout: &Layout) -> bool {
+    let &[head_stride, row_stride, stride] = layout.stride() else { return false };
+    let starts = [layout.start_offset(), head_stride, row_stride];
+    stride == 1 && starts.iter().all(|n| n.is_multiple_of(8)) && i32::try_from(row_stride).is_ok()
+}
+
 /// `softmax(q·kᵀ · scale + bias) · v` within each ragged sequence. A query that sees no key yields
 /// zeros.
 ///
 /// # Shapes
-/// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, N, D)`, where G divides H; layouts that
-/// [`supports_heads`] accepts; `tiles`: of N tokens; returns `(1, N, H, D)`
+/// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, S, D)`, where G divides H; layouts that
+/// [`supports_heads`] accepts; `tiles`: of N tokens and S keys; returns `(1, N, H, D)`
 /// # Errors
-/// candle's error if dtypes, shapes, layouts or tiles do not fit, or if the driver reports an
-/// error.
+/// candle's error if dtypes, shapes, layouts or tiles do not fit, if both a bias and relative
+/// positions are given, or if the driver reports an error.
 pub fn attention(
     q: TensorView,
     k: TensorView,
     v: TensorView,
     tiles: &Tiles,
     positions: Positions,
+    relative: Option<Relative>,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
-    by_dtype!(q.0.dtype(), attention_typed(q, k, v, tiles, positions, scale))
+    by_dtype!(q.0.dtype(), attention_typed(q, k, v, tiles, positions, relative, scale))
 }
 
 fn attention_typed<T: Element>(
@@ -280,91 +354,168 @@ fn attention_typed<T: Element>(
     v: TensorView,
     tiles: &Tiles,
     positions: Positions,
+    relative: Option<Relative>,
     scale: f32,
 ) -> Result<(CudaStorage, Shape)> {
     let dims = |(storage, layout): TensorView| match layout.dims() {
         &[1, heads, n, d] if supports_heads(storage.dtype(), layout) => Ok((heads, n, d)),
         _ => bail!(
-            "the CUDA attention kernel needs f32, f16 or bf16 (1, H, N, 32 or 64) with aligned rows, \
-             got {:?} {layout:?}",
+            "the CUDA attention kernel needs f32, f16 or bf16 (1, H, N, D) with a D that is a \
+             multiple of 8 up to {MAX_HEAD} and aligned rows, got {:?} {layout:?}",
             storage.dtype()
         ),
     };
     let (heads, n, d) = dims(q)?;
-    let (groups, _, _) = dims(k)?;
-    let fits = dims(k)? == (groups, n, d) && dims(v)? == (groups, n, d);
+    let (groups, s, _) = dims(k)?;
+    let fits = dims(k)? == (groups, s, d) && dims(v)? == (groups, s, d);
     if !fits || groups == 0 || !heads.is_multiple_of(groups) {
         bail!(
-            "k and v do not match q: expected (1, G, N, D) with the N and D of q and a G that \
-             divides H, got q {:?}, k {:?}, v {:?}",
+            "k and v do not match q: expected (1, G, S, D) with the D of q and a G that divides H, \
+             got q {:?}, k {:?}, v {:?}",
             q.1.dims(),
             k.1.dims(),
             v.1.dims()
         );
     }
     let device = q.0.device.clone();
-    if tiles.tokens != n {
-        bail!("the tiles are for {} tokens: expected {n}, the number of tokens of q", tiles.tokens);
+    if [tiles.tokens, tiles.keys] != [n, s] {
+        let Tiles { tokens, keys, .. } = tiles;
+        bail!("the tiles are for {tokens} tokens and {keys} keys: expected {n} and {s}");
     }
     if !tiles.are_on(&device) {
         bail!("the tiles are on another device: expected that of q");
     }
     let Positions { offset, before, after, bias } = positions;
-    let columns = match bias.map(|(_, layout)| layout.dims()) {
-        None => 1,
-        Some(&[rows, columns]) if rows == heads && columns % 2 == 1 => columns,
-        Some(got) => bail!("bias: expected (H, 2·R + 1) with H = {heads}, got {got:?}"),
+    let columns = match (bias.map(|(_, layout)| layout.dims()), relative) {
+        (None, None) => 1,
+        (Some(&[rows, columns]), None) if rows == heads && columns % 2 == 1 => columns,
+        (None, Some(relative)) => {
+            check_relative(&relative, [heads, d], &device)?;
+            relative.rows.rows.len()
+        }
+        (Some(_), Some(_)) => bail!("a bias and relative positions: expected one of them"),
+        (Some(got), None) => bail!("bias: expected (H, 2·R + 1) with H = {heads}, got {got:?}"),
     };
-    let (Ok(columns), true) = (i32::try_from(columns), n <= MAX_TOKENS) else {
+    let (Ok(columns), Ok(out_stride)) = (i32::try_from(columns), i32::try_from(heads * d)) else {
         bail!(
-            "{n} tokens and {columns} columns of biases: expected at most {MAX_TOKENS} and {}",
+            "{columns} columns of biases and {heads} heads of width {d}: expected at most {} columns \
+             and outputs",
             i32::MAX
         );
     };
-    // Distances of a key from a query, without the offset. No two tokens are farther apart than n.
-    let distance = |d: i128| d.clamp(-(n as i128), n as i128) as i32;
+    // Distances of a key from a query, without the offset. No two tokens are farther apart than s.
+    let distance = |d: i128| d.clamp(-(s as i128), s as i128) as i32;
     let offset = offset as i128;
     let first = distance(before.map_or(i128::MIN, |before| offset - before as i128));
     let last = distance(after.map_or(i128::MAX, |after| offset + after as i128));
-    let zero = (i128::from(columns / 2) - offset).max(-(n as i128)) as i32;
-    let (name, module) = match (bias, before.or(after)) {
-        (Some(_), _) => ("attention_bias", &ATTENTION_BIAS),
-        (None, Some(_)) => ("attention_band", &ATTENTION_BAND),
-        (None, None) => ("attention", &ATTENTION),
+    let zero = (i128::from(columns / 2) - offset).max(-(s as i128)) as i32;
+    let (name, module) = match (bias, relative, before.or(after)) {
+        (Some(_), _, _) => ("attention_bias", &ATTENTION_BIAS),
+        (None, Some(_), _) => ("attention_relative", &ATTENTION_RELATIVE),
+        (None, None, Some(_)) => ("attention_band", &ATTENTION_BAND),
+        (None, None, None) => ("attention", &ATTENTION),
     };
     let bias = bias.map(contiguous::<f32>).transpose()?;
     // SAFETY: the kernel writes every element: each query belongs to one thread block.
-    let out = unsafe { device.alloc::<T>(n * heads * d)? };
+    let out = unsafe { device.alloc::<T>(n * out_stride as usize)? };
     if tiles.count > 0 {
+        let is_f32 = q.0.dtype() == DType::F32;
+        let width = d.next_multiple_of(32); // of the head in shared memory
         // Blocks of two tiles read the keys and values half as often; the result is the same.
-        let in_pairs =
-            q.0.dtype() != DType::F32 && tiles.mostly_pairs && tiles.count * heads / 2 >= MIN_PAIRS;
+        let in_pairs = !is_f32
+            && relative.is_none()
+            && width <= 64
+            && tiles.mostly_pairs
+            && tiles.count * heads / 2 >= MIN_PAIRS;
         let queries = if in_pairs { 2 * QUERIES } else { QUERIES };
-        let name = format!("{name}_{}_{d}_{queries}", T::NAME);
+        let name = format!("{name}_{}_{width}_{queries}", T::NAME);
         let kernel = module.kernel(&device, &name)?;
+        let mut launch = grid(tiles.count, heads, THREADS);
+        if relative.is_some() && !is_f32 {
+            let bytes = relative_shared_bytes(width);
+            kernel
+                .function
+                .set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32)
+                .w()?;
+            launch.shared_mem_bytes = bytes;
+        }
         let strides =
-            |(_, layout): TensorView| [layout.stride()[1] as i64, layout.stride()[2] as i64];
+            |(_, layout): TensorView| (layout.stride()[1] as i64, layout.stride()[2] as i32);
         let (q_data, k_data, v_data) =
             (from_start::<T>(q)?, from_start::<T>(k)?, from_start::<T>(v)?);
         let mut builder = kernel.builder();
         builder.arg(&q_data).arg(&k_data).arg(&v_data).arg(&out).arg(&*tiles.tiles);
-        let [q_head, q_token] = strides(q);
-        let [k_head, k_token] = strides(k);
-        let [v_head, v_token] = strides(v);
+        let [(q_head, q_token), (k_head, k_token), (v_head, v_token)] = [q, k, v].map(strides);
+        builder_arg!(builder, tiles.prefix as i32);
         builder_arg!(builder, q_head, q_token, k_head, k_token, v_head, v_token);
-        builder_arg!(builder, (heads / groups) as i32, scale, first, last);
+        builder_arg!(builder, (heads / groups) as i32, d as i32, scale, first, last);
         let none = 0u64;
-        match &bias {
-            Some(bias) => builder.arg(bias),
-            None => builder.arg(&none),
+        let views = relative.map(|relative| [relative.keys, relative.queries]);
+        let data = views.map(|views| views.map(|view| view.map(from_start::<T>)));
+        let data = match data {
+            None => None,
+            Some([keys, queries]) => Some([keys.transpose()?, queries.transpose()?]),
         };
+        match (&data, &bias) {
+            (Some(data), _) => {
+                for view in data {
+                    match view {
+                        Some(view) => builder.arg(view),
+                        None => builder.arg(&none),
+                    };
+                }
+            }
+            (None, Some(bias)) => {
+                builder.arg(bias);
+            }
+            (None, None) => {
+                builder.arg(&none);
+            }
+        }
+        let strides_of_relative = |view: Option<TensorView>| match view {
+            Some((_, layout)) => (layout.stride()[0] as i64, layout.stride()[1] as i32),
+            None => (0, 0),
+        };
+        let strides = views.unwrap_or_default().map(strides_of_relative);
+        if let Some(relative) = &relative {
+            for (head, row) in &strides {
+                builder.arg(head).arg(row);
+            }
+            builder.arg(&*relative.rows.rows);
+        }
         builder_arg!(builder, columns, zero);
         // SAFETY: the arguments have the order and types of the kernel's parameters. The tiles end
-        // at token n, and `dims` has checked that q, k and v have n tokens with these strides. The
-        // bias has a row of `columns` elements for each head, and the kernel clamps the column.
-        unsafe { builder.launch(grid(tiles.count, heads, THREADS)) }.w()?;
+        // at token n and key s, and `dims` has checked that q, k and v have these tokens and keys
+        // with these strides. The bias has a row of `columns` elements for each head, and the kernel
+        // clamps the column. Relative keys and queries have more rows than the largest of `rows`.
+        unsafe { builder.launch(launch) }.w()?;
     }
     Ok((T::wrap_cuda_slice(out, device), (1, n, heads, d).into()))
+}
+
+/// Checks that relative positions fit heads of queries `(H, N, D)` on this device.
+fn check_relative(relative: &Relative, [heads, d]: [usize; 2], device: &CudaDevice) -> Result<()> {
+    if !relative.rows.are_on(device) {
+        bail!("the relative positions are on another device: expected that of q");
+    }
+    let least = relative.rows.max as usize + 1;
+    for (_, layout) in [relative.keys, relative.queries].into_iter().flatten() {
+        let fits = matches!(layout.dims(), &[h, r, w] if h == heads && r >= least && w == d);
+        if !fits || !supports_relative(layout) {
+            bail!(
+                "relative positions: expected (H, R, D) with H = {heads}, D = {d}, R of at least \
+                 {least} and aligned rows, got {layout:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The size of `Shared` in `cuda/attention_relative.cu`: 32 keys and values and 2 · 96 relative
+/// positions in rows that are padded by 8 elements of 16 bits; and for each of four warps, two 16 × 40
+/// matrices of f32.
+fn relative_shared_bytes(width: usize) -> u32 {
+    (2 * (32 + 96) * (width + 8) * 2 + 4 * 2 * 16 * 40 * 4) as u32
 }
 
 /// `LayerNorm(x + y)`, or `LayerNorm(x)` without `y`.

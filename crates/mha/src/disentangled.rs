@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use candle_core::{D, Tensor};
+use ops::RelativeRows;
 
 use crate::{Error, Result, shape::shape_error};
 
@@ -52,7 +53,7 @@ use crate::{Error, Result, shape::shape_error};
 pub struct DisentangledPositions {
     keys: Option<Tensor>,    // (H, R, D)
     queries: Option<Tensor>, // (H, R, D)
-    rows: Arc<[u32]>,        // (2·radius + 1,)
+    rows: RelativeRows,      // (2·radius + 1,)
 }
 
 impl DisentangledPositions {
@@ -76,7 +77,7 @@ impl DisentangledPositions {
             return Err(rows_error(&rows, "an odd length (2·radius + 1)".to_string()));
         }
         let least = max as usize + 1;
-        let positions = Self { keys, queries, rows };
+        let positions = Self { keys, queries, rows: RelativeRows::new(rows) };
         for (name, x) in positions.projections() {
             if x.rank() != 3 || x.dim(1)? < least {
                 let expected = format!("(H, R, D) with R of at least {least}");

@@ -1,5 +1,7 @@
 //! Scaled dot-product attention by a CPU or CUDA kernel.
 
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 use std::{ops::Deref, sync::Arc};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor};
@@ -34,8 +36,52 @@ pub struct RelativeTerms<'a> {
     pub keys: Option<&'a Tensor>,
     /// `(H, rows, D)`; `None` omits the term.
     pub queries: Option<&'a Tensor>,
-    /// The row of each distance, `2·R + 1` numbers.
-    pub rows: &'a Arc<[u32]>,
+    /// The row of each distance.
+    pub rows: &'a RelativeRows,
+}
+
+/// The row of each distance from −R to R in [`RelativeTerms`], `2·R + 1` numbers. Clones share what
+/// the kernels compute from the rows.
+#[derive(Clone, Debug)]
+pub struct RelativeRows {
+    rows: Arc<[u32]>,
+    /// The rows on the first GPU that was used.
+    #[cfg(feature = "cuda")]
+    on_gpu: Arc<OnceLock<cuda_kernels::RelativeRows>>,
+}
+
+impl RelativeRows {
+    /// The rows of the distances −R to R. Their number is odd.
+    pub fn new(rows: Arc<[u32]>) -> Self {
+        Self {
+            rows,
+            #[cfg(feature = "cuda")]
+            on_gpu: Arc::default(),
+        }
+    }
+
+    /// The rows on this device. Those on the first device that was used are stored, so that a CUDA
+    /// graph can read them; those on any other device are copied at each call.
+    #[cfg(feature = "cuda")]
+    fn on(
+        &self,
+        device: &candle_core::CudaDevice,
+    ) -> candle_core::Result<cuda_kernels::RelativeRows> {
+        if let Some(rows) = self.on_gpu.get().filter(|rows| rows.are_on(device)) {
+            return Ok(rows.clone());
+        }
+        let made = cuda_kernels::RelativeRows::new(device, self)?;
+        self.on_gpu.set(made.clone()).ok(); // another device may have been used first
+        Ok(made)
+    }
+}
+
+impl Deref for RelativeRows {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.rows
+    }
 }
 
 /// Scaled dot-product attention by a CPU or CUDA kernel. Returns `None` if no kernel supports these
@@ -113,17 +159,19 @@ fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
     })
 }
 
-/// Attention by the CUDA kernel, without the head mask. It supports ragged sequences without a
-/// prefix, with and without causal mask, window and distance bias, if B = 1, and V = D is 32 or 64.
+/// Attention by the CUDA kernel, without the head mask. It supports ragged sequences with and
+/// without a prefix, causal mask and window, and with distance bias or relative positions, if B = 1,
+/// and V = D is a multiple of 8 up to 128.
 #[cfg(feature = "cuda")]
 fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Option<Tensor>> {
     let [q, _k, v] = qkv;
-    let ([_b, _h, t, s], parts) = (mask.dims(), mask.parts());
+    let parts = mask.parts();
     let supports_heads = |x: &&Tensor| cuda_kernels::supports_heads(x.dtype(), x.layout());
     let value_heads_match = q.dim(3)? == v.dim(3)?;
-    if scoring.relative.is_some()
+    let is_tracked = scoring.relative.is_some_and(|relative| relative.is_tracked());
+    if (scoring.relative.is_some() && parts.distance_bias.is_some())
+        || is_tracked
         || !parts.has_cuda_kernel()
-        || t != s
         || !value_heads_match
         || !cuda::supports(&qkv)
         || !qkv.iter().all(supports_heads)
@@ -133,18 +181,35 @@ fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Opt
     let Some(sequences) = &parts.sequences else { return Ok(None) };
     let candle_core::Device::Cuda(device) = q.device() else { return Ok(None) };
     let tiles = sequences.tiles(device)?;
-    let run = |bias: Option<cuda_kernels::TensorView>| {
+    let run = |bias: Option<cuda_kernels::TensorView>, relative: Option<cuda_kernels::Relative>| {
         let before = parts.window;
         let after = parts.causal.map(|_| 0).or(parts.window);
         let offset = parts.first_query();
         let positions = cuda_kernels::Positions { offset, before, after, bias };
         cuda::apply3("attention of ragged sequences", qkv, |q, k, v| {
-            cuda_kernels::attention(q, k, v, &tiles, positions, scoring.scale as f32)
+            cuda_kernels::attention(q, k, v, &tiles, positions, relative, scoring.scale as f32)
         })
     };
-    let context = match &parts.distance_bias {
-        None => run(None)?,
-        Some(bias) => cuda::with_storage(bias, |bias| run(Some(bias)))?,
+    let context = match (&parts.distance_bias, scoring.relative) {
+        (Some(bias), _) => cuda::with_storage(bias, |bias| run(Some(bias), None))?,
+        (None, None) => run(None, None)?,
+        (None, Some(relative)) => {
+            let on_gpu = |x: Option<&Tensor>| {
+                let convert = |x: &Tensor| -> candle_core::Result<Tensor> {
+                    let x = x.to_dtype(q.dtype())?;
+                    let is_aligned = cuda_kernels::supports_relative(x.layout());
+                    if is_aligned { Ok(x) } else { x.force_contiguous() }
+                };
+                x.map(convert).transpose()
+            };
+            let (keys, queries) = (on_gpu(relative.keys)?, on_gpu(relative.queries)?);
+            let rows = relative.rows.on(device)?;
+            cuda::with_optional_storage(keys.as_ref(), |keys| {
+                cuda::with_optional_storage(queries.as_ref(), |queries| {
+                    run(None, Some(cuda_kernels::Relative { keys, queries, rows: &rows }))
+                })
+            })?
+        }
     }; // (1, N, H, D)
     Ok(Some(context.transpose(1, 2)?))
 }
@@ -169,7 +234,7 @@ impl RelativeTerms<'_> {
 struct RelativeTensors {
     /// The keys and the queries, `(1, H, R, D)`.
     keys_and_queries: [Option<Tensor>; 2],
-    rows: Arc<[u32]>,
+    rows: RelativeRows,
     offset: usize,
 }
 

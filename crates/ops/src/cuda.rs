@@ -44,6 +44,17 @@ pub fn with_storage<T>(
     }
 }
 
+/// [`with_storage`] of an optional tensor.
+pub fn with_optional_storage<T>(
+    x: Option<&Tensor>,
+    read: impl FnOnce(Option<TensorView>) -> candle_core::Result<T>,
+) -> candle_core::Result<T> {
+    match x {
+        Some(x) => with_storage(x, |x| read(Some(x))),
+        None => read(None),
+    }
+}
+
 /// The output of a kernel.
 type Output = candle_core::Result<(CudaStorage, Shape)>;
 
