@@ -138,9 +138,9 @@ template <int LANES> __device__ inline float max_of(float x) {
     return x;
 }
 
-// Sum over the threads of a block, whose number must be a multiple of 32. A kernel can call it once:
-// a second call could overwrite the sums before all threads have read them.
-__device__ inline float sum_of_block(float x) {
+// Sum over the threads of a block, whose number must be a multiple of 32. A kernel can call it once
+// for each CALL: a second call could overwrite the sums before all threads have read them.
+template <int CALL = 0> __device__ inline float sum_of_block(float x) {
     __shared__ float of_warps[32];
     x = sum_of<32>(x);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;

@@ -1,10 +1,13 @@
 // LayerNorm(x + y) and LayerNorm(word + token type + position): (x − mean) / √(var + ε) · w + b.
-// The variance is the mean square of the centred values. One warp per row; the row is read once and
-// kept in registers. RMSNorm(x + y): x / √(mean(x²) + ε) · w. The template parameter N is the number of elements per load: 8 if the row
+// The variance is the mean square of the centred values. Rows of up to MAX_ROW elements: one warp per
+// row; the row is read once and kept in registers. Longer rows, the kernels ..._wide_...: one block per
+// row, which reads it three times, the second and third time from a cache. RMSNorm(x + y):
+// x / √(mean(x²) + ε) · w. The template parameter N is the number of elements per load: 8 if the row
 // length is a multiple of 8 and the addresses are multiples of 16 bytes, otherwise 2.
 #include "elements.cuh"
 
-// Maximum length of a row for LayerNorm, as in src/lib.rs. The length of every row must be even.
+// Maximum length of a row that a warp normalises, as in src/lib.rs. The length of every row must be
+// even.
 const int MAX_ROW = 1024;
 
 // The elements of a row that a thread keeps: groups of N, every 32nd group of the row.
@@ -51,66 +54,101 @@ template <int N, typename T> __device__ void add_row(Kept<N> &x, const T *row, i
     });
 }
 
-// y may be null.
-template <int N, typename T>
-__device__ void add_layer_norm_row(const T *x, const T *y, const T *weight, const T *bias, T *out,
-                                   int e, float eps) {
-    Kept<N> sum = {};
-    add_row<N>(sum, x, e);
-    if (y) add_row<N>(sum, y, e);
-    normalise<N>(sum, weight, bias, out, e, eps);
+// Normalises the sum of rows, of which y and z may be null. Of wide rows, all threads of the block call
+// this function.
+template <int N, bool IS_WIDE, typename T>
+__device__ void normalise_sum(const T *x, const T *y, const T *z, const T *weight, const T *bias,
+                              T *out, int e, float eps) {
+    if (!IS_WIDE) {
+        Kept<N> sum = {};
+        add_row<N>(sum, x, e);
+        if (y) add_row<N>(sum, y, e);
+        if (z) add_row<N>(sum, z, e);
+        normalise<N>(sum, weight, bias, out, e, eps);
+        return;
+    }
+    // Calls `with(sums, column)` for each group of this thread.
+    const auto for_sums = [&](auto with) {
+        for (int column = N * threadIdx.x; column < e; column += N * blockDim.x) {
+            float sum[N] = {};
+            for (const T *row : {x, y, z}) {
+                if (!row) continue;
+                float part[N];
+                load(part, row + column);
+                for (int i = 0; i < N; i++) sum[i] += part[i];
+            }
+            with(sum, column);
+        }
+    };
+    float total = 0, square = 0;
+    for_sums([&](float(&sum)[N], int) {
+        for (float value : sum) total += value;
+    });
+    const float mean = sum_of_block<0>(total) / e;
+    for_sums([&](float(&sum)[N], int) {
+        for (float value : sum) square += (value - mean) * (value - mean);
+    });
+    const float scale = 1 / sqrtf(sum_of_block<1>(square) / e + eps);
+    for_sums([&](float(&sum)[N], int column) {
+        float w[N], b[N];
+        load(w, weight + column);
+        load(b, bias + column);
+        for (int i = 0; i < N; i++) sum[i] = (sum[i] - mean) * scale * w[i] + b[i];
+        store(out + column, sum);
+    });
+}
+
+// The row of this thread.
+template <bool IS_WIDE> __device__ inline int own_row() {
+    return IS_WIDE ? blockIdx.x : (blockIdx.x * blockDim.x + threadIdx.x) / 32;
 }
 
 // y may be null. The block size must be a multiple of 32.
-template <typename T>
+template <bool IS_WIDE, typename T>
 __device__ void add_layer_norm(const T *x, const T *y, const T *weight, const T *bias, T *out,
                                int rows, int e, float eps) {
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    const int row = own_row<IS_WIDE>();
     if (row >= rows) return;
     const size_t at = (size_t)row * e;
-    const T *y_row = y ? y + at : nullptr;
+    const T *y_row = y ? y + at : nullptr, *none = nullptr;
     if (fit_groups_of_8(e, x, y, weight, bias, out))
-        add_layer_norm_row<8>(x + at, y_row, weight, bias, out + at, e, eps);
+        normalise_sum<8, IS_WIDE>(x + at, y_row, none, weight, bias, out + at, e, eps);
     else
-        add_layer_norm_row<2>(x + at, y_row, weight, bias, out + at, e, eps);
+        normalise_sum<2, IS_WIDE>(x + at, y_row, none, weight, bias, out + at, e, eps);
 }
 
-template <int N, typename T>
-__device__ void embed_layer_norm_row(const T *word, const T *type, const T *position,
-                                     const T *weight, const T *bias, T *out, int e, float eps) {
-    Kept<N> sum = {};
-    add_row<N>(sum, word, e);
-    add_row<N>(sum, type, e);
-    add_row<N>(sum, position, e);
-    normalise<N>(sum, weight, bias, out, e, eps);
-}
+// A table of embeddings and its ids. `table` may be null: then there is no lookup.
+template <typename T> struct Lookup {
+    const uint32_t *ids;
+    const T *table;
+    uint32_t rows;
 
-// The number of rows of each table.
-struct TableRows {
-    uint32_t words, types, positions;
+    __device__ bool is_out_of_range(int token) const { return table && ids[token] >= rows; }
+    __device__ const T *row(int token, int e) const {
+        return table ? table + (size_t)ids[token] * e : nullptr;
+    }
 };
 
 // The output row of a token is NaN if one of its ids is not below its table's number of rows.
-template <typename T>
-__device__ void embed_layer_norm(const uint32_t *word_ids, const uint32_t *type_ids,
-                                 const uint32_t *position_ids, const T *words, const T *types,
-                                 const T *positions, const T *weight, const T *bias, T *out,
-                                 int rows, int e, float eps, TableRows table_rows) {
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if (row >= rows) return;
-    const uint32_t i_word = word_ids[row], i_type = type_ids[row], i_position = position_ids[row];
-    T *to = out + (size_t)row * e;
-    if (i_word >= table_rows.words || i_type >= table_rows.types ||
-        i_position >= table_rows.positions) {
-        for (int i = 2 * lane; i < e; i += 64) store2(to + i, NAN, NAN);
+template <bool IS_WIDE, typename T>
+__device__ void embed_layer_norm(const Lookup<T> &words, const Lookup<T> &types,
+                                 const Lookup<T> &positions, const T *weight, const T *bias, T *out,
+                                 int rows, int e, float eps) {
+    const int token = own_row<IS_WIDE>();
+    if (token >= rows) return;
+    T *to = out + (size_t)token * e;
+    if (words.is_out_of_range(token) || types.is_out_of_range(token) ||
+        positions.is_out_of_range(token)) {
+        const int threads = IS_WIDE ? blockDim.x : 32;
+        for (int i = 2 * (threadIdx.x % threads); i < e; i += 2 * threads) store2(to + i, NAN, NAN);
         return;
     }
-    const T *word = words + (size_t)i_word * e, *type = types + (size_t)i_type * e,
-            *position = positions + (size_t)i_position * e;
-    if (fit_groups_of_8(e, words, types, positions, weight, bias, out))
-        embed_layer_norm_row<8>(word, type, position, weight, bias, to, e, eps);
+    const T *word = words.row(token, e), *type = types.row(token, e),
+            *position = positions.row(token, e);
+    if (fit_groups_of_8(e, words.table, types.table, positions.table, weight, bias, out))
+        normalise_sum<8, IS_WIDE>(word, type, position, weight, bias, to, e, eps);
     else
-        embed_layer_norm_row<2>(word, type, position, weight, bias, to, e, eps);
+        normalise_sum<2, IS_WIDE>(word, type, position, weight, bias, to, e, eps);
 }
 
 // One block per row of any even length. The row is read twice, the second time from a cache. y may
@@ -154,22 +192,26 @@ __device__ void add_rms_norm(const T *x, const T *y, const float *weight, T *out
         add_rms_norm_row<2>(x + at, y_row, weight, out + at, e, eps);
 }
 
-#define KERNELS(name, T)                                                                           \
+#define LAYER_NORM_KERNELS(name, T, IS_WIDE)                                                        \
     extern "C" __global__ void add_layer_norm_##name(const T *x, const T *y, const T *weight,      \
                                                      const T *bias, T *out, int rows, int e,       \
                                                      float eps) {                                  \
-        add_layer_norm(x, y, weight, bias, out, rows, e, eps);                                     \
-    }                                                                                              \
-    extern "C" __global__ void add_rms_norm_##name(const T *x, const T *y, const float *weight,    \
-                                                   T *out, int e, float eps) {                     \
-        add_rms_norm(x, y, weight, out, e, eps);                                                   \
+        add_layer_norm<IS_WIDE>(x, y, weight, bias, out, rows, e, eps);                            \
     }                                                                                              \
     extern "C" __global__ void embed_layer_norm_##name(                                            \
         const uint32_t *word_ids, const uint32_t *type_ids, const uint32_t *position_ids,          \
         const T *words, const T *types, const T *positions, const T *weight, const T *bias,        \
         T *out, int rows, int e, float eps, uint32_t n_words, uint32_t n_types,                    \
         uint32_t n_positions) {                                                                    \
-        embed_layer_norm(word_ids, type_ids, position_ids, words, types, positions, weight, bias,  \
-                         out, rows, e, eps, {n_words, n_types, n_positions});                      \
+        embed_layer_norm<IS_WIDE>(                                                                 \
+            Lookup<T>{word_ids, words, n_words}, Lookup<T>{type_ids, types, n_types},              \
+            Lookup<T>{position_ids, positions, n_positions}, weight, bias, out, rows, e, eps);     \
+    }
+#define KERNELS(name, T)                                                                           \
+    LAYER_NORM_KERNELS(name, T, false)                                                             \
+    LAYER_NORM_KERNELS(wide_##name, T, true)                                                       \
+    extern "C" __global__ void add_rms_norm_##name(const T *x, const T *y, const float *weight,    \
+                                                   T *out, int e, float eps) {                     \
+        add_rms_norm(x, y, weight, out, e, eps);                                                   \
     }
 FOR_ALL(KERNELS)

@@ -200,17 +200,21 @@ std::vector<double> normalised(const std::vector<double> &x, int e, auto weight,
 }
 
 template <typename T>
-void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, auto embed,
-                              auto epilogue, auto pool) {
+void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto short_norm, auto wide_norm,
+                              auto short_embed, auto wide_embed, auto epilogue, auto pool) {
     char name[64];
-    // Rows of 20 and of 1,022 elements are not loaded in groups of eight.
-    for (int e : {20, 384, 1022, 1024}) {
+    // Rows of 20, of 1,022 and of 1,026 elements are not loaded in groups of eight. Rows of 2,048
+    // elements need several groups per thread.
+    for (int e : {20, 384, 1022, 1024, 1026, 2048}) {
         const int rows = 5;
+        const auto norm = e > MAX_ROW ? wide_norm : short_norm;
+        const auto embed = e > MAX_ROW ? wide_embed : short_embed;
+        const Dim grid = {e > MAX_ROW ? (unsigned)rows : 2, 1, 1};
         const auto x = random_vector<T>(rows * e), y = random_vector<T>(rows * e),
                    weight = random_vector<T>(e), bias = random_vector<T>(e);
         std::vector<T> out(rows * e);
         for (bool with_y : {false, true}) {
-            launch({2, 1, 1}, 128, [&] {
+            launch(grid, 128, [&] {
                 norm(x.data(), with_y ? y.data() : nullptr, weight.data(), bias.data(), out.data(),
                      rows, e, 1e-12f);
             });
@@ -223,22 +227,26 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, au
         const std::vector<uint32_t> words = {3, 0, 6, 6, 1}, types = {0, 1, 0, 1, 1},
                                     positions = {0, 1, 2, 0, 3};
         const auto table = random_vector<T>(7 * e);
-        launch({2, 1, 1}, 128, [&] {
-            embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
-                  weight.data(), bias.data(), out.data(), rows, e, 1e-12f, 7, rows, rows);
-        });
-        std::vector<double> sum(rows * e);
-        for (int row = 0; row < rows; row++)
-            for (int i = 0; i < e; i++)
-                sum[row * e + i] = widened(table[words[row] * e + i]) +
-                                   widened(x[types[row] * e + i]) + widened(y[positions[row] * e + i]);
-        snprintf(name, sizeof name, "embed %s %d", dtype, e);
-        check(name, out, normalised(sum, e, weight, bias), tolerance);
-        launch({2, 1, 1}, 128, [&] { // the last position id is 3, but the table has 3 rows
+        for (bool with_types : {false, true}) {
+            launch(grid, 128, [&] {
+                embed(words.data(), with_types ? types.data() : nullptr, positions.data(),
+                      table.data(), with_types ? x.data() : nullptr, y.data(), weight.data(),
+                      bias.data(), out.data(), rows, e, 1e-12f, 7, with_types ? rows : 0, rows);
+            });
+            std::vector<double> sum(rows * e);
+            for (int row = 0; row < rows; row++)
+                for (int i = 0; i < e; i++)
+                    sum[row * e + i] = widened(table[words[row] * e + i]) +
+                                       (with_types ? widened(x[types[row] * e + i]) : 0) +
+                                       widened(y[positions[row] * e + i]);
+            snprintf(name, sizeof name, "embed %s %d%s", dtype, e, with_types ? " with types" : "");
+            check(name, out, normalised(sum, e, weight, bias), tolerance);
+        }
+        launch(grid, 128, [&] { // the last position id is 3, but the table has 3 rows
             embed(words.data(), types.data(), positions.data(), table.data(), x.data(), y.data(),
                   weight.data(), bias.data(), out.data(), rows, e, 1e-12f, 7, rows, 3);
         });
-        const bool last_is_nan = std::isnan(widened(out[4 * e])) && !std::isnan(widened(out[3 * e]));
+        const bool last_is_nan = std::isnan(widened(out[5 * e - 1])) && !std::isnan(widened(out[3 * e]));
         failed |= !last_is_nan;
         printf("%s id out of range%s\n", name, last_is_nan ? " gives NaN" : " FAILED");
 
@@ -258,11 +266,15 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, au
     for (auto [columns, start] : {std::pair{40, 0}, {36, 0}, {40, 2}}) {
         const int rows = 9;
         const auto x = random_vector<T>(start + rows * columns, 3), bias = random_vector<T>(columns);
+        const auto factor = random_vector<T>(start + rows * columns),
+                   factor_bias = random_vector<T>(columns);
         const char *names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "mish"};
+        for (int with_factor = 0; with_factor <= 1; with_factor++)
         for (int activation = NONE; activation <= MISH; activation++) {
             auto y = x;
             launch({1, 1, 1}, 128, [&] {
-                epilogue(y.data() + start, bias.data(), rows * columns, columns, activation);
+                epilogue(y.data() + start, bias.data(), with_factor ? factor.data() + start : nullptr,
+                         factor_bias.data(), rows * columns, columns, activation);
             });
             std::vector<double> expected(x.begin(), x.end());
             for (int i = 0; i < rows * columns; i++) {
@@ -276,10 +288,13 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto norm, au
                     std::tanh(z),
                     z / (1 + std::exp(-1.702 * z)),
                     z * std::tanh(std::log1p(std::exp(z)))};
-                expected[start + i] = values[activation];
+                const double f =
+                    with_factor ? widened(factor[start + i]) + widened(factor_bias[i % columns]) : 1;
+                expected[start + i] = values[activation] * f;
             }
-            snprintf(name, sizeof name, "%s %s %d", names[activation], dtype, columns);
-            check(name, y, expected, 4 * tolerance);
+            snprintf(name, sizeof name, "%s %s %d%s", names[activation], dtype, columns,
+                     with_factor ? ", gated" : "");
+            check(name, y, expected, (with_factor ? 8 : 4) * tolerance);
         }
     }
 }
@@ -423,11 +438,14 @@ int main() {
     ATTENTION(f16, f16, 64, 128, 4e-3)
     ATTENTION(bf16, bf16, 32, 128, 3e-2)
     ATTENTION(bf16, bf16, 64, 128, 3e-2)
-    norm_embed_pool_epilogue<float>("f32", 4e-6, add_layer_norm_f32, embed_layer_norm_f32,
-                                    epilogue_f32, mean_pool_f32);
-    norm_embed_pool_epilogue<f16>("f16", 6e-3, add_layer_norm_f16, embed_layer_norm_f16,
-                                  epilogue_f16, mean_pool_f16);
-    norm_embed_pool_epilogue<bf16>("bf16", 5e-2, add_layer_norm_bf16, embed_layer_norm_bf16,
+    norm_embed_pool_epilogue<float>("f32", 4e-6, add_layer_norm_f32, add_layer_norm_wide_f32,
+                                    embed_layer_norm_f32, embed_layer_norm_wide_f32, epilogue_f32,
+                                    mean_pool_f32);
+    norm_embed_pool_epilogue<f16>("f16", 6e-3, add_layer_norm_f16, add_layer_norm_wide_f16,
+                                  embed_layer_norm_f16, embed_layer_norm_wide_f16, epilogue_f16,
+                                  mean_pool_f16);
+    norm_embed_pool_epilogue<bf16>("bf16", 5e-2, add_layer_norm_bf16, add_layer_norm_wide_bf16,
+                                   embed_layer_norm_bf16, embed_layer_norm_wide_bf16,
                                    epilogue_bf16, mean_pool_bf16);
     rms_norm<float>("f32", 8e-6, add_rms_norm_f32);
     rms_norm<f16>("f16", 8e-3, add_rms_norm_f16);

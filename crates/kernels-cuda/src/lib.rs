@@ -74,7 +74,7 @@ const THREADS: u32 = 128;
 /// Maximum width of a head of [`attention`].
 const MAX_HEAD: usize = 128;
 
-/// Maximum row length of the layer norm kernels, as in `cuda/norm.cu`.
+/// Maximum row length of the layer norm kernels with one warp per row, as in `cuda/norm.cu`.
 const MAX_ROW: usize = 1024;
 
 /// A tensor on a GPU: its storage and its layout.
@@ -147,12 +147,6 @@ pub fn keep_memory(device: &CudaDevice) -> Result<()> {
         let pool = get_default_mem_pool(context.cu_device()).w()?;
         set_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut threshold).cast()).w()
     }
-}
-
-/// Whether the layer norm kernels support this dtype and rows of `e` elements. The number must be
-/// even and at most 1,024.
-pub fn supports_layer_norm_rows(dtype: DType, e: usize) -> bool {
-    supports_even_rows(dtype, e) && e <= MAX_ROW
 }
 
 /// Whether the kernels support this dtype and rows of `e` elements. The number must be even, since
@@ -521,7 +515,7 @@ fn relative_shared_bytes(width: usize) -> u32 {
 /// `LayerNorm(x + y)`, or `LayerNorm(x)` without `y`.
 ///
 /// # Shapes
-/// `x`, `y`: `(.., E)`, contiguous, with an E that [`supports_layer_norm_rows`] accepts; `weight`,
+/// `x`, `y`: `(.., E)`, contiguous, with an E that [`supports_even_rows`] accepts; `weight`,
 /// `bias`: `(E,)`
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
@@ -545,15 +539,15 @@ fn add_layer_norm_typed<T: Element>(
     let device = x.0.device.clone();
     let (n, e) = (x.1.shape().elem_count(), weight.1.shape().elem_count());
     let other = y.map_or(n, |(_, layout)| layout.shape().elem_count());
-    if !supports_layer_norm_rows(x.0.dtype(), e)
+    if !supports_even_rows(x.0.dtype(), e)
         || x.1.dims().last() != Some(&e)
         || other != n
         || bias.1.dims() != [e]
     {
         bail!(
-            "layer norm: expected f32, f16 or bf16 rows of an even length of at most {MAX_ROW}, \
-             weight and bias of this length, and y with as many elements as x; got {:?}, x {:?}, \
-             y {:?}, weight {:?}, bias {:?}",
+            "layer norm: expected f32, f16 or bf16 rows of an even length, weight and bias of this \
+             length, and y with as many elements as x; got {:?}, x {:?}, y {:?}, weight {:?}, bias \
+             {:?}",
             x.0.dtype(),
             x.1.dims(),
             y.map(|(_, layout)| layout.dims()),
@@ -566,7 +560,7 @@ fn add_layer_norm_typed<T: Element>(
     // SAFETY: the kernel writes every row.
     let out = unsafe { device.alloc::<T>(n)? };
     if n > 0 {
-        let name = format!("add_layer_norm_{}", T::NAME);
+        let name = format!("add_layer_norm_{}{}", wide_row(e), T::NAME);
         let kernel = NORM.kernel(&device, &name)?;
         let mut builder = kernel.builder();
         builder.arg(&x);
@@ -579,7 +573,7 @@ fn add_layer_norm_typed<T: Element>(
         builder_arg!(builder, (n / e) as i32, e as i32, eps);
         // SAFETY: the arguments have the order and types of the kernel's parameters. As checked
         // above, x, y and out have n / e rows of e elements, weight and bias e elements.
-        unsafe { builder.launch(rows(n / e)) }.w()?;
+        unsafe { builder.launch(norm_rows(n / e, e)) }.w()?;
     }
     Ok(T::wrap_cuda_slice(out, device))
 }
@@ -643,97 +637,110 @@ fn add_rms_norm_typed<T: Element>(
     Ok(T::wrap_cuda_slice(out, device))
 }
 
-/// `LayerNorm(words[i] + types[j] + positions[k])` for each token's three ids.
+/// `LayerNorm(words[i] + types[j] + positions[k])` for each token's ids; without `types` or
+/// `positions`, the sum of the others.
 ///
 /// # Shapes
-/// `ids`: `(N,)` of u32 for each table; `tables`: `(rows, E)`, contiguous, with an E that
-/// [`supports_layer_norm_rows`] accepts; `weight`, `bias`: `(E,)`; returns `(N, E)`. If an id
-/// of a token is out of range for its table, the token's row is NaN.
+/// ids: `(N,)` of u32; tables: `(rows, E)`, contiguous, with an E that [`supports_even_rows`] accepts;
+/// `weight`, `bias`: `(E,)`; returns `(N, E)`. If an id of a token is out of range for its table, the
+/// token's row is NaN.
+/// # Arguments
+/// `lookups`: the ids and the table of words, then up to two others
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn embed_layer_norm(
-    ids: [TensorView; 3],
-    tables: [TensorView; 3],
+    lookups: &[(TensorView, TensorView)],
     weight: TensorView,
     bias: TensorView,
     eps: f32,
 ) -> Result<CudaStorage> {
-    by_dtype!(tables[0].0.dtype(), embed_layer_norm_typed(ids, tables, weight, bias, eps))
+    by_dtype!(weight.0.dtype(), embed_layer_norm_typed(lookups, weight, bias, eps))
 }
 
 fn embed_layer_norm_typed<T: Element>(
-    ids: [TensorView; 3],
-    tables: [TensorView; 3],
+    lookups: &[(TensorView, TensorView)],
     weight: TensorView,
     bias: TensorView,
     eps: f32,
 ) -> Result<CudaStorage> {
-    let device = tables[0].0.device.clone();
+    let device = weight.0.device.clone();
     let e = weight.1.shape().elem_count();
-    let n = ids[0].1.shape().elem_count();
-    let have_same_length = ids.iter().all(|(_, layout)| layout.shape().elem_count() == n);
-    let have_same_width = tables.iter().all(|(_, layout)| layout.dims().get(1..) == Some(&[e]));
-    if !supports_layer_norm_rows(tables[0].0.dtype(), e)
-        || !have_same_length
-        || !have_same_width
+    let n = lookups.first().map_or(0, |((_, ids), _)| ids.shape().elem_count());
+    let fits = |((_, ids), (_, table)): &(TensorView, TensorView)| {
+        ids.shape().elem_count() == n && table.dims().get(1..) == Some(&[e])
+    };
+    if !supports_even_rows(weight.0.dtype(), e)
+        || !(1..=3).contains(&lookups.len())
+        || !lookups.iter().all(fits)
         || bias.1.dims() != [e]
     {
         bail!(
-            "embeddings: expected three id lists of equal length, and three tables of f32, f16 or \
-             bf16 whose row length is that of weight and bias (even, at most {MAX_ROW}); got ids \
-             {:?}, {:?} tables {:?}, weight of length {e}, bias {:?}",
-            ids.map(|(_, layout)| layout.dims()),
-            tables[0].0.dtype(),
-            tables.map(|(_, layout)| layout.dims()),
+            "embeddings: expected one to three id lists of equal length, each with a table of f32, \
+             f16 or bf16 whose row length is that of weight and bias, and even; got ids {:?}, {:?} \
+             tables {:?}, weight of length {e}, bias {:?}",
+            lookups.iter().map(|((_, ids), _)| ids.dims()).collect::<Vec<_>>(),
+            weight.0.dtype(),
+            lookups.iter().map(|(_, (_, table))| table.dims()).collect::<Vec<_>>(),
             bias.1.dims()
         );
     }
-    let table_rows = tables.map(|(_, layout)| layout.dims()[0] as u32);
-    let [words, types, positions] = tables.map(pairs::<T>);
-    let (words, types, positions) = (words?, types?, positions?);
-    let [word_ids, type_ids, position_ids] = ids.map(contiguous::<u32>);
-    let (word_ids, type_ids, position_ids) = (word_ids?, type_ids?, position_ids?);
+    let ids = lookups.iter().map(|(ids, _)| contiguous::<u32>(*ids)).collect::<Result<Vec<_>>>()?;
+    let tables = lookups.iter().map(|(_, table)| pairs::<T>(*table)).collect::<Result<Vec<_>>>()?;
     let (weight, bias) = (pairs::<T>(weight)?, pairs::<T>(bias)?);
     // SAFETY: the kernel writes every row.
     let out = unsafe { device.alloc::<T>(n * e)? };
     if n > 0 {
-        let name = format!("embed_layer_norm_{}", T::NAME);
+        let name = format!("embed_layer_norm_{}{}", wide_row(e), T::NAME);
         let kernel = NORM.kernel(&device, &name)?;
         let mut builder = kernel.builder();
-        builder.arg(&word_ids).arg(&type_ids).arg(&position_ids);
-        builder.arg(&words).arg(&types).arg(&positions);
+        let none = 0u64;
+        for i in 0..3 {
+            match ids.get(i) {
+                Some(ids) => builder.arg(ids),
+                None => builder.arg(&none),
+            };
+        }
+        for i in 0..3 {
+            match tables.get(i) {
+                Some(table) => builder.arg(table),
+                None => builder.arg(&none),
+            };
+        }
         builder.arg(&weight).arg(&bias).arg(&out);
-        builder_arg!(builder, n as i32, e as i32, eps);
-        let [n_words, n_types, n_positions] = table_rows;
-        builder_arg!(builder, n_words, n_types, n_positions);
+        let table_rows =
+            |i: usize| lookups.get(i).map_or(0, |(_, (_, table))| table.dims()[0] as u32);
+        builder_arg!(builder, n as i32, e as i32, eps, table_rows(0), table_rows(1), table_rows(2));
         // SAFETY: the arguments have the order and types of the kernel's parameters. There are n
         // ids for each table, and the kernel checks each id against the table's number of rows.
-        unsafe { builder.launch(rows(n)) }.w()?;
+        unsafe { builder.launch(norm_rows(n, e)) }.w()?;
     }
     Ok(T::wrap_cuda_slice(out, device))
 }
 
-/// Computes `activation(y + bias)` in place.
+/// Computes `activation(y + bias)` in place, or `activation(y + bias) · (factor + factor_bias)`.
 ///
 /// # Shapes
-/// `y`: `(.., E)`, contiguous, E even; `bias`: `(E,)`
+/// `y`, `factor`: `(.., E)`, contiguous, E even; `bias`, `factor_bias`: `(E,)`
 /// # Arguments
-/// `activation`: 0 none, 1 GELU (erf), 2 GELU (tanh), 3 ReLU, 4 SiLU, 5 tanh, 6 quick GELU, 7 Mish
+/// `activation`: 0 none, 1 GELU (erf), 2 GELU (tanh), 3 ReLU, 4 SiLU, 5 tanh, 6 quick GELU, 7 Mish;
+/// `factor`: the factor and its bias
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn epilogue(
     y: &mut CudaStorage,
     layout: &Layout,
     bias: Option<TensorView>,
+    factor: Option<(TensorView, Option<TensorView>)>,
     activation: i32,
 ) -> Result<()> {
-    by_dtype!(y.dtype(), epilogue_typed(y, layout, bias, activation))
+    by_dtype!(y.dtype(), epilogue_typed(y, layout, bias, factor, activation))
 }
 
 fn epilogue_typed<T: Element>(
     y: &mut CudaStorage,
     layout: &Layout,
     bias: Option<TensorView>,
+    factor: Option<(TensorView, Option<TensorView>)>,
     activation: i32,
 ) -> Result<()> {
     let device = y.device.clone();
@@ -741,39 +748,49 @@ fn epilogue_typed<T: Element>(
     let Some((start, end)) = layout.contiguous_offsets() else {
         bail!("CUDA kernels need contiguous tensors, got {layout:?}");
     };
+    let biases = [bias, factor.and_then(|(_, bias)| bias)];
     if !supports_even_rows(y.dtype(), e)
         || !start.is_multiple_of(2)
-        || bias.is_some_and(|(_, bias)| bias.dims() != [e])
+        || biases.into_iter().flatten().any(|(_, bias)| bias.dims() != [e])
+        || factor.is_some_and(|((_, factor), _)| factor.dims() != layout.dims())
     {
         bail!(
-            "epilogue: expected f32, f16 or bf16 rows of an even length from an even offset and a \
-             bias of this length, got {:?} rows of {e} from offset {start} and bias {:?}",
+            "epilogue: expected f32, f16 or bf16 rows of an even length from an even offset, biases \
+             of this length, and a factor of the same shape, got {:?} {:?} from offset {start}, \
+             biases {:?} and factor {:?}",
             y.dtype(),
-            bias.map(|(_, bias)| bias.dims())
+            layout.dims(),
+            biases.map(|bias| bias.map(|(_, bias)| bias.dims())),
+            factor.map(|((_, factor), _)| factor.dims())
         );
     }
     if start == end {
         return Ok(());
     }
-    let bias = bias.map(pairs::<T>).transpose()?;
+    let [bias, factor_bias] = biases.map(|bias| bias.map(pairs::<T>));
+    let (bias, factor_bias) = (bias.transpose()?, factor_bias.transpose()?);
+    let factor = factor.map(|(factor, _)| pairs::<T>(factor)).transpose()?;
     let kernel = EPILOGUE.kernel(&device, &format!("epilogue_{}", T::NAME))?;
     let y = y.as_cuda_slice_mut::<T>()?;
     let rows_per_launch = u32::MAX as usize / e; // the kernel counts elements in u32
     for from in (start..end).step_by(rows_per_launch * e) {
         let to = end.min(from + rows_per_launch * e);
         let mut rows = y.slice_mut(from..to);
+        let factor = factor.as_ref().map(|factor| factor.slice(from - start..to - start));
         let mut builder = kernel.builder();
         builder.arg(&mut rows);
         let none = 0u64;
-        match &bias {
-            Some(bias) => builder.arg(bias),
-            None => builder.arg(&none),
-        };
+        for operand in [&bias, &factor, &factor_bias] {
+            match operand {
+                Some(operand) => builder.arg(operand),
+                None => builder.arg(&none),
+            };
+        }
         builder_arg!(builder, (to - from) as u32, e as u32, activation);
         // Eight elements per thread; the kernel accepts any number of threads.
         let blocks = (to - from).div_ceil(8 * THREADS as usize);
-        // SAFETY: the arguments have the order and types of the kernel's parameters. `rows` has
-        // to - from elements in rows of e, bias e elements.
+        // SAFETY: the arguments have the order and types of the kernel's parameters. `rows` and the
+        // factor have to - from elements in rows of e, the biases e elements.
         unsafe { builder.launch(grid(blocks, 1, THREADS)) }.w()?;
     }
     Ok(())
@@ -1030,4 +1047,14 @@ fn grid(x: usize, y: usize, threads: u32) -> LaunchConfig {
 /// The launch configuration for one warp per row.
 fn rows(n: usize) -> LaunchConfig {
     grid(n.div_ceil(THREADS as usize / 32), 1, THREADS)
+}
+
+/// The part of a layer norm kernel's name for rows of `e` elements.
+fn wide_row(e: usize) -> &'static str {
+    if e > MAX_ROW { "wide_" } else { "" }
+}
+
+/// The launch configuration of a layer norm kernel for `n` rows of `e` elements.
+fn norm_rows(n: usize, e: usize) -> LaunchConfig {
+    if e > MAX_ROW { grid(n, 1, THREADS) } else { rows(n) }
 }

@@ -55,6 +55,15 @@ pub fn with_optional_storage<T>(
     }
 }
 
+/// [`with_storage`] of several tensors.
+pub fn with_all<T>(
+    tensors: &[Tensor],
+    read: &mut dyn FnMut(&[TensorView]) -> candle_core::Result<T>,
+) -> candle_core::Result<T> {
+    let Some((last, others)) = tensors.split_last() else { return read(&[]) };
+    with_storage(last, |view| with_all(others, &mut |views| read(&[views, &[view]].concat())))
+}
+
 /// The output of a kernel.
 type Output = candle_core::Result<(CudaStorage, Shape)>;
 

@@ -277,8 +277,8 @@ impl PackedArray for StoredTable {
 
 /// Looks up `ids` in each table, adds the rows, and applies `norm` if there is one.
 ///
-/// With three tables and a norm, as in BERT, a CPU or CUDA kernel that supports the tensors
-/// computes all of this in one pass over memory.
+/// With three tables and a norm, as in BERT, a CPU kernel that supports the tensors computes all of
+/// this in one pass over memory; with one to three tables and a norm, a CUDA kernel.
 ///
 /// # Shapes
 /// each table `(rows, E)`; ids `(.., T)` of u32, the same shape for each table; returns
@@ -304,6 +304,12 @@ pub fn embed(
     norm: Option<&LayerNorm>,
     dtype: DType,
 ) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if let Some(norm) = norm
+        && let Some(hidden) = by_cuda_kernel(lookups, norm, dtype)?
+    {
+        return Ok(hidden);
+    }
     if let ([a, b, c], Some(norm)) = (lookups, norm)
         && let Some(hidden) = by_kernel([*a, *b, *c], norm, dtype)?
     {
@@ -337,15 +343,6 @@ fn by_kernel(
     };
     if !lookups.iter().all(fit) {
         return Ok(None); // candle's operations return the error
-    }
-    #[cfg(feature = "cuda")]
-    if let [Kind::Tensor(a), Kind::Tensor(b), Kind::Tensor(c)] = tables.map(|table| &table.0)
-        && norm.cuda_kernel_supports(&[c])
-        && cuda::supports(&[a, b, c])
-        && dtype == a.dtype()
-        && ids.iter().all(|ids| ids.device().is_cuda())
-    {
-        return Ok(Some(on_cuda(ids, [a, b, c], norm)?));
     }
     let dtypes = tables.map(Table::kernel_dtype);
     let is_readable = |dtype: &_| matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16));
@@ -465,27 +462,47 @@ fn read<'a>(storage: &'a Storage, layout: &Layout) -> candle_core::Result<Embedd
     })
 }
 
+/// One to three lookups and the norm by the CUDA kernel; `None` if it does not support the tensors.
 #[cfg(feature = "cuda")]
-fn on_cuda(
-    ids: [&Tensor; 3],
-    [a, b, c]: [&Tensor; 3],
+fn by_cuda_kernel(
+    lookups: &[(&Table, &Tensor)],
     norm: &LayerNorm,
-) -> candle_core::Result<Tensor> {
-    let e = a.dim(1)?;
-    let [a_ids, b_ids, c_ids] = ids.map(Tensor::contiguous);
-    cuda::apply3("embeddings", [&a_ids?, &b_ids?, &c_ids?], |a_ids, b_ids, c_ids| {
-        let ids = [a_ids, b_ids, c_ids];
+    dtype: DType,
+) -> Result<Option<Tensor>> {
+    let tensor = |(table, _): &(&Table, _)| match &table.0 {
+        Kind::Tensor(table) => Some(table.clone()),
+        Kind::Shared { .. } => None,
+    };
+    let Some(tables) = lookups.iter().map(tensor).collect::<Option<Vec<_>>>() else {
+        return Ok(None);
+    };
+    let fits = |(table, ids): &(&Table, &Tensor)| {
+        table.width() == norm.width() && ids.dims() == lookups[0].1.dims() && ids.device().is_cuda()
+    };
+    let all: Vec<&Tensor> = tables.iter().collect();
+    if !(1..=3).contains(&all.len())
+        || !lookups.iter().all(fits)
+        || dtype != all[0].dtype()
+        || !norm.cuda_kernel_supports(&all[..1])
+        || !cuda::supports(&all)
+    {
+        return Ok(None);
+    }
+    let ids = lookups.iter().map(|(_, ids)| ids.contiguous());
+    let ids = ids.collect::<candle_core::Result<Vec<_>>>()?;
+    let e = all[0].dim(1)?;
+    let hidden = cuda::apply1("embeddings", &ids[0], |first| {
         let out = norm.with_cuda_parameters(|weight, bias, eps| {
-            cuda::with_storage(a, |a| {
-                cuda::with_storage(b, |b| {
-                    cuda::with_storage(c, |c| {
-                        cuda_kernels::embed_layer_norm(ids, [a, b, c], weight, bias, eps)
-                    })
-                })
+            cuda::with_all(&[&ids[1..], &tables[..]].concat(), &mut |views| {
+                let (ids, tables) = views.split_at(tables.len() - 1);
+                let ids = std::iter::once(first).chain(ids.iter().copied());
+                let lookups: Vec<_> = ids.zip(tables.iter().copied()).collect();
+                cuda_kernels::embed_layer_norm(&lookups, weight, bias, eps)
             })
         });
-        Ok((out?, [a_ids.1.dims(), &[e]].concat().into()))
-    })
+        Ok((out?, [first.1.dims(), &[e]].concat().into()))
+    });
+    Ok(Some(hidden?))
 }
 
 #[cfg(test)]

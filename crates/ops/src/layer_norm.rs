@@ -139,7 +139,7 @@ impl LayerNorm {
     #[cfg(feature = "cuda")]
     pub(crate) fn cuda_kernel_supports(&self, inputs: &[&Tensor]) -> bool {
         let all: Vec<&Tensor> = inputs.iter().copied().chain([&self.weight, &self.bias]).collect();
-        let supports_width = |e| cuda_kernels::supports_layer_norm_rows(inputs[0].dtype(), e);
+        let supports_width = |e| cuda_kernels::supports_even_rows(inputs[0].dtype(), e);
         fits(&self.weight, inputs)
             && cuda::supports(&all)
             && self.weight.dims1().is_ok_and(supports_width)

@@ -418,6 +418,21 @@ impl Linear {
         {
             return Ok(y);
         }
+        #[cfg(feature = "cuda")]
+        {
+            let code = Activation::for_kernel(Some(activation));
+            let y = match (&self.0, &factor.0) {
+                (Kind::Plain(gate), Kind::Plain(factor)) => cuda::gated(gate, factor, x, code)?,
+                (Kind::Bf16(gate), Kind::Bf16(factor)) if gate.output_dtype(x.dtype()).is_ok() => {
+                    let x = x.to_dtype(DType::BF16)?;
+                    cuda::gated(&gate.rounded, &factor.rounded, &x, code)?
+                }
+                _ => None,
+            };
+            if let Some(y) = y {
+                return then.forward(&y);
+            }
+        }
         let gate = self.forward_activated(x, Some(activation))?;
         then.forward(&(gate * factor.forward(x)?)?)
     }

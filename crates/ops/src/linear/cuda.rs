@@ -6,7 +6,10 @@ use mha_kernels_cuda as kernels;
 
 use crate::{
     Result,
-    cuda::{apply2, are_on_same_gpu, contiguous_pairs, needs_gpu, supports, with_storage},
+    cuda::{
+        apply2, are_on_same_gpu, contiguous_pairs, needs_gpu, supports, with_optional_storage,
+        with_storage,
+    },
 };
 
 /// `activation(x·Wᵀ + b)` by kernels; `None` if they do not support the tensors.
@@ -38,6 +41,38 @@ pub(super) fn linear(
         None if activation == Activation::None => {}
         None => y.inplace_op1(&op)?,
     }
+    Ok(Some(y))
+}
+
+/// `activation(gate(x)) ⊙ factor(x)` by two products and a kernel for the biases, the activation and
+/// the product of both; `None` if the kernel does not support the tensors.
+pub(super) fn gated(
+    gate: &candle_nn::Linear,
+    factor: &candle_nn::Linear,
+    x: &Tensor,
+    activation: Activation,
+) -> Result<Option<Tensor>> {
+    let (gate_bias, factor_bias) = (gate.bias(), factor.bias());
+    let tensors = [Some(x), Some(gate.weight()), Some(factor.weight()), gate_bias, factor_bias];
+    let tensors: Vec<&Tensor> = tensors.into_iter().flatten().collect();
+    let (dims, width) = (gate.weight().dims(), gate.weight().dim(0)?);
+    if !supports(&tensors)
+        || !(2..=4).contains(&x.rank())
+        || x.elem_count() == 0
+        || x.dims().last() != dims.last()
+        || factor.weight().dims() != dims
+        || !kernels::supports_even_rows(x.dtype(), width)
+    {
+        return Ok(None);
+    }
+    let x = x.contiguous()?;
+    let product = |map: &candle_nn::Linear| {
+        candle_nn::Linear::new(map.weight().clone(), None).forward(&x)?.contiguous()
+    };
+    let (y, factor) = (product(gate)?, product(factor)?);
+    let bias = gate_bias.map(contiguous_pairs).transpose()?;
+    let factor_bias = factor_bias.map(contiguous_pairs).transpose()?;
+    y.inplace_op2(&factor, &Gate { activation: Epilogue(activation), bias, factor_bias })?;
     Ok(Some(y))
 }
 
@@ -96,7 +131,7 @@ impl InplaceOp1 for Epilogue {
     }
 
     fn cuda_fwd(&self, y: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
-        kernels::epilogue(y, layout, None, self.code())
+        kernels::epilogue(y, layout, None, None, self.code())
     }
 }
 
@@ -122,6 +157,43 @@ impl InplaceOp2 for Epilogue {
         bias: &CudaStorage,
         bias_layout: &Layout,
     ) -> candle_core::Result<()> {
-        kernels::epilogue(y, layout, Some((bias, bias_layout)), self.code())
+        kernels::epilogue(y, layout, Some((bias, bias_layout)), None, self.code())
+    }
+}
+
+struct Gate {
+    activation: Epilogue,
+    bias: Option<Tensor>,
+    factor_bias: Option<Tensor>,
+}
+
+impl InplaceOp2 for Gate {
+    fn name(&self) -> &'static str {
+        "gated activation"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &mut CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<()> {
+        needs_gpu(self.name())
+    }
+
+    fn cuda_fwd(
+        &self,
+        y: &mut CudaStorage,
+        layout: &Layout,
+        factor: &CudaStorage,
+        factor_layout: &Layout,
+    ) -> candle_core::Result<()> {
+        with_optional_storage(self.bias.as_ref(), |bias| {
+            with_optional_storage(self.factor_bias.as_ref(), |factor_bias| {
+                let factor = Some(((factor, factor_layout), factor_bias));
+                kernels::epilogue(y, layout, bias, factor, self.activation.code())
+            })
+        })
     }
 }
