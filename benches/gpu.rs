@@ -41,9 +41,10 @@ const MAX_SECONDS: f64 = 3.0;
 
 const ALL: &[&str] = &["f32", "f16", "bf16"];
 const F16: &[&str] = &["f16"];
+const HALF: &[&str] = &["f16", "bf16"];
 
 /// The models: the name, the dtypes, and `config.json` without the sizes that [`config`] adds.
-const MODELS: [(&str, &[&str], &str); 8] = [
+const MODELS: [(&str, &[&str], &str); 9] = [
     ("bert-base", ALL, r#""vocab_size": 30522, "type_vocab_size": 2"#),
     (
         "minilm",
@@ -59,31 +60,36 @@ const MODELS: [(&str, &[&str], &str); 8] = [
     ),
     (
         "modernbert-base",
-        F16,
+        HALF,
         r#""model_type": "modernbert", "vocab_size": 50368, "num_hidden_layers": 22,
             "intermediate_size": 1152, "max_position_embeddings": 8192"#,
     ),
     (
         "mpnet-base",
-        F16,
+        HALF,
         r#""model_type": "mpnet", "vocab_size": 30527, "max_position_embeddings": 514,
             "layer_norm_eps": 1e-5"#,
     ),
     (
         "jina-v2-base",
-        F16,
+        HALF,
         r#""model_type": "bert", "vocab_size": 30528, "position_embedding_type": "alibi", "feed_forward_type": "geglu",
             "max_position_embeddings": 8192"#,
     ),
     (
         "gte-base",
-        F16,
+        HALF,
         r#""model_type": "new", "vocab_size": 30528, "max_position_embeddings": 8192,
             "rope_theta": 500000, "type_vocab_size": 0"#,
     ),
     (
+        "nomic-bert-base",
+        HALF,
+        r#""model_type": "nomic_bert", "vocab_size": 30528, "max_position_embeddings": 8192"#,
+    ),
+    (
         "deberta-v3-base",
-        F16,
+        HALF,
         r#""model_type": "deberta-v2", "vocab_size": 128100, "relative_attention": true,
             "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": true,
             "pos_att_type": "p2c|c2p", "position_biased_input": false, "type_vocab_size": 0"#,
@@ -122,6 +128,7 @@ fn main() -> Result {
         ("16x128", vec![128; 16]),
         ("64x128", vec![128; 64]),
         ("32x512", vec![512; 32]),
+        ("4x8192", vec![8192; 4]),
         ("mixed", mixed(1024)),
     ];
     let lengths: Vec<String> =
@@ -136,6 +143,7 @@ fn main() -> Result {
             let selected: Vec<_> = cases
                 .iter()
                 .filter(|(case, _)| selects(&format!("{name}/{dtype}/{case}")))
+                .filter(|(_, lengths)| lengths.iter().all(|&n| n <= config.max_tokens()))
                 .collect();
             if selected.is_empty() {
                 continue;
