@@ -80,7 +80,7 @@ impl Sequences {
         if let Some(tiles) = self.0.tiles.get().filter(|tiles| tiles.are_on(device)) {
             return Ok(tiles.clone());
         }
-        let made = mha_kernels_cuda::Tiles::new(device, self.offsets(), 0)?;
+        let made = mha_kernels_cuda::Tiles::new(device, self.offsets(), self.prefix())?;
         self.0.tiles.set(made.clone()).ok(); // another device may have been used first
         Ok(made)
     }
