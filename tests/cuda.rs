@@ -7,7 +7,7 @@ use std::{collections::HashMap, fmt};
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{
-    BertConfig, CausalLm, Embedder, EncoderDecoder, EncoderForMaskedLm,
+    BertConfig, CausalLm, Embedder, EncoderConfig, EncoderDecoder, EncoderForMaskedLm,
     EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig, Precision,
     RaggedBatch,
 };
@@ -16,9 +16,11 @@ use mha::{
     SelfAttention, scaled_dot_product_attention as attend,
 };
 use ops::{Linear, RmsNorm};
+use serde_json::{Value, json};
 
 use crate::{
     golden_architectures::{Architecture, architectures},
+    golden_decoders::decoders,
     support::{Golden, MINILM, golden, max_difference},
 };
 
@@ -130,8 +132,81 @@ fn ragged_sequences_match_the_cpu() -> Result {
     })
 }
 
+/// A small model with random weights.
+struct RandomModel {
+    config: EncoderConfig,
+    weights: VarMap,
+}
+
+impl RandomModel {
+    fn new(json: &str) -> Result<Self> {
+        let config = ModelConfig::from_json(json.as_bytes(), "config.json")?.encoder;
+        let weights = VarMap::new();
+        let vb = Init::Bert { initializer_range: 0.05 }.var_builder(&weights, 1, DType::F32, &Cpu);
+        EncoderModel::new(&config, false, vb)?;
+        Ok(Self { config, weights })
+    }
+
+    /// A model with the architecture of a golden model, but with heads of width 24, which the
+    /// attention kernel supports, and positions for 600 tokens.
+    fn like(golden_model: &str) -> Result<Self> {
+        let path = golden(&format!("{golden_model}/encoder/config.json"));
+        let mut config: Value = serde_json::from_slice(&std::fs::read(path)?)?;
+        let values = config.as_object_mut().expect("a config is an object");
+        let heads = if values.contains_key("num_key_value_heads") { 4 } else { 2 };
+        for (names, value) in [
+            (&["num_attention_heads", "n_heads", "n_head"][..], json!(heads)),
+            (&["num_key_value_heads"], json!(2)),
+            (&["hidden_size", "dim", "n_embd", "pooler_hidden_size"], json!(24 * heads)),
+            (&["head_dim"], json!(24)),
+            (&["max_position_embeddings", "n_positions"], json!(600)),
+        ] {
+            for name in names {
+                if let Some(old) = values.get_mut(*name).filter(|old| !old.is_null()) {
+                    *old = value.clone();
+                }
+            }
+        }
+        Self::new(&config.to_string())
+    }
+
+    fn on(&self, precision: Precision, device: &Device) -> Result<EncoderModel> {
+        let (dtype, compute_type) = precision.on(device)?;
+        let mut config = self.config.clone();
+        config.compute_type = compute_type;
+        let weights = self.weights.data().lock().unwrap();
+        let weights = weights.iter().map(|(name, var)| {
+            let weight = var.as_detached_tensor().to_dtype(dtype)?.to_device(device)?;
+            Ok((name.clone(), weight))
+        });
+        let weights = weights.collect::<candle_core::Result<_>>()?;
+        let vb = VarBuilder::from_tensors(weights, dtype, device);
+        Ok(EncoderModel::new(&config, false, vb)?)
+    }
+
+    fn batch(&self, lengths: &[u32]) -> Result<RaggedBatch> {
+        let (mut batch, words) = (RaggedBatch::default(), self.config.vocab_size as u32);
+        for &length in lengths {
+            let ids: Vec<u32> = (0..length).map(|i| (i + length) * 31 % words).collect();
+            batch.push(&ids, &vec![0; ids.len()])?;
+        }
+        Ok(batch)
+    }
+}
+
+/// The golden models of all architectures but BERT, without those that differ in the positions of
+/// the rotary embedding only.
+fn golden_models() -> Result<Vec<String>> {
+    let encoders = architectures()?.into_iter().map(|a| format!("architectures/{}", a.folder));
+    let decoders = decoders()?.into_iter().map(|decoder| decoder.folder);
+    let differs = |folder: &String| !["yarn", "dynamic", "bf16"].iter().any(|s| folder.contains(s));
+    let decoders = decoders.filter(differs).map(|folder| format!("decoders/{folder}"));
+    Ok(encoders.chain(decoders).collect())
+}
+
 /// Small models with random weights and heads of width 64, as in most base models: BERT, a window
-/// and rotary positions (ModernBERT), relative biases (MPNet) and ALiBi (Jina).
+/// and rotary positions (ModernBERT), relative biases (MPNet), ALiBi (Jina) and disentangled
+/// attention (DeBERTa).
 #[test]
 fn ragged_sequences_with_heads_of_64_match_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
@@ -148,37 +223,82 @@ fn ragged_sequences_with_heads_of_64_match_the_cpu() -> Result {
             "Jina",
             r#""model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu""#,
         ),
+        (
+            "DeBERTa",
+            r#""model_type": "deberta-v2", "relative_attention": true, "position_buckets": 64,
+                "pos_att_type": ["p2c", "c2p"], "share_att_key": true,
+                "norm_rel_ebd": "layer_norm", "position_biased_input": false,
+                "type_vocab_size": 0"#,
+        ),
     ] {
-        let json = format!("{{{settings}, {sizes}}}");
-        let config = ModelConfig::from_json(json.as_bytes(), "config.json")?.encoder;
-        let vars = VarMap::new();
-        let vb = Init::Bert { initializer_range: 0.05 }.var_builder(&vars, 1, DType::F32, &Cpu);
-        EncoderModel::new(&config, false, vb)?;
-        let mut batch = RaggedBatch::default();
-        for length in [1, 100, 64, 65, 200] {
-            let ids: Vec<u32> = (0..length).map(|i| i * 31 % 99).collect();
-            batch.push(&ids, &vec![0; ids.len()])?;
-        }
+        let model = RandomModel::new(&format!("{{{settings}, {sizes}}}"))?;
+        let batch = model.batch(&[1, 100, 64, 65, 200])?;
         assert_same_as_on_cpu(&format!("{name}, heads of 64"), &gpu, |precision, device| {
-            let (dtype, compute_type) = precision.on(device)?;
-            let mut config = config.clone();
-            config.compute_type = compute_type;
-            let vars = vars.data().lock().unwrap();
-            let weights = vars.iter().map(|(name, var)| {
-                let weight = var.as_detached_tensor().to_dtype(dtype)?.to_device(device)?;
-                Ok((name.clone(), weight))
-            });
-            let weights = weights.collect::<candle_core::Result<_>>()?;
-            let vb = VarBuilder::from_tensors(weights, dtype, device);
-            Ok(EncoderModel::new(&config, false, vb)?.forward_ragged(&batch)?)
+            Ok(model.on(precision, device)?.forward_ragged(&batch)?)
         })?;
+    }
+    Ok(())
+}
+
+/// Sequences shorter and longer than a tile of 64 queries in one batch. Windows are shorter than a
+/// tile.
+#[test]
+fn ragged_sequences_of_every_architecture_match_the_cpu() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    for name in golden_models()? {
+        let model = RandomModel::like(&name)?;
+        let batch = model.batch(&[1, 63, 64, 65, 127, 128, 129, 512])?;
+        assert_same_as_on_cpu(&name, &gpu, |precision, device| {
+            Ok(model.on(precision, device)?.forward_ragged(&batch)?)
+        })?;
+    }
+    Ok(())
+}
+
+/// The memory of a batch, besides the weights, grows with the number of tokens, not with its square.
+#[cfg(feature = "cuda")]
+#[test]
+fn memory_of_every_architecture_grows_with_the_tokens() -> Result {
+    use candle_core::cuda_backend::cudarc::driver::{
+        result::{device::get_default_mem_pool, mem_pool},
+        sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+    };
+
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let Device::Cuda(device) = &gpu else { unreachable!("`gpu` opens a GPU") };
+    let stream = device.cuda_stream();
+    for name in golden_models()? {
+        let random = RandomModel::like(&name)?;
+        let model = random.on(Precision::F16, &gpu)?;
+        let peak = |sequences: usize| -> Result<u64> {
+            let batch = random.batch(&vec![128; sequences])?;
+            let (mut bytes, mut before) = (0u64, 0u64);
+            // SAFETY: the device is that of a live context, the pool belongs to the device, and the
+            // attribute is a u64. Writing 0 resets the peak to the memory in use now.
+            unsafe {
+                let pool = get_default_mem_pool(stream.context().cu_device())?;
+                let attribute = CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+                mem_pool::set_attribute(pool, attribute, (&raw mut before).cast())?;
+                mem_pool::get_attribute(pool, attribute, (&raw mut before).cast())?;
+                model.forward_ragged(&batch)?;
+                gpu.synchronize()?;
+                mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast())?;
+            }
+            Ok(bytes - before)
+        };
+        peak(4)?; // what a model stores at its first batch
+        let [four, eight, sixteen] = [peak(4)?, peak(8)?, peak(16)?];
+        println!("{name}: {four}, {eight} and {sixteen} bytes for 4, 8 and 16 sequences");
+        // If the growth is linear, the second difference is twice the first; if quadratic, four times.
+        let (first, second) = (eight - four, sixteen - eight);
+        assert!(second * 10 <= first * 21, "{name}: {four}, {eight}, {sixteen} bytes");
     }
     Ok(())
 }
 
 /// All architectures except BERT, from the tiny checkpoints that the golden tests compare with
 /// transformers: a padded batch, its attention weights, ragged sequences and two task heads. The
-/// attention heads of these checkpoints are too narrow for the attention kernel.
+/// attention heads of these checkpoints have widths that the attention kernel does not support.
 #[test]
 fn every_architecture_matches_the_cpu() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
@@ -277,7 +397,7 @@ fn a_model_that_autograd_tracks_is_not_captured() -> Result {
     Ok(())
 }
 
-/// The attention kernels with D = 32 and 64, with grouped heads, and with causal masks, windows and
+/// The attention kernels with heads of several widths, with grouped heads, and with causal masks, windows and
 /// biases; q, k and v are views of one tensor. In f16 and bf16, a thread block computes two tiles
 /// of 64 queries of the long batch.
 #[test]
@@ -287,9 +407,12 @@ fn attention_of_ragged_sequences_matches_the_cpu() -> Result {
     let mut long: Vec<usize> = (0..=17).map(|i| 128 * i).collect();
     long.push(128 * 17 + 70);
     for (offsets, d, heads, groups) in [
+        (&short, 8, 2, 2),
         (&short, 32, 4, 4),
         (&short, 64, 4, 4),
         (&short, 64, 4, 2),
+        (&short, 80, 2, 1),
+        (&short, 128, 2, 2),
         (&long, 32, 16, 16),
         (&long, 64, 16, 4),
     ] {

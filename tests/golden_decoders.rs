@@ -25,7 +25,7 @@ type Result<T = ()> = anyhow::Result<T>;
 pub struct Decoder {
     /// The folder in `decoders`.
     #[serde(skip)]
-    folder: String,
+    pub folder: String,
     pub architecture: String,
     heads: Vec<String>,
 }
