@@ -7,9 +7,9 @@ use std::{collections::HashMap, fmt};
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use encoder::{
-    BertConfig, CausalLm, Embedder, EncoderConfig, EncoderDecoder, EncoderForMaskedLm,
-    EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig, Precision,
-    RaggedBatch,
+    BertConfig, CausalLm, Embedder, EncoderConfig, EncoderDecoder, EncoderForLogitScore,
+    EncoderForMaskedLm, EncoderForSequenceClassification, EncoderModel, LoadOptions, ModelConfig,
+    Precision, RaggedBatch,
 };
 use mha::{
     AttentionConfig, AttentionMask, AttentionOptions, ComputeType, Init, QueryKeyNorm, Rotary,
@@ -615,6 +615,30 @@ fn decoders_match_the_cpu() -> Result {
 }
 
 /// The result 257 is not representable in bf16. Widths 3 and 8 take different code paths.
+/// The tokens with which sequences begin are computed once, also in layers with a window.
+#[test]
+fn sequences_with_a_common_beginning_match_the_cpu() -> Result {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let mut batch = RaggedBatch::default();
+    for (first, length) in [(5, 9), (1, 1), (8, 12), (2, 6), (9, 11)] {
+        let ids: Vec<u32> = (0..28).chain(first..first + length).map(|i| 3 + 7 * i % 31).collect();
+        batch.push(&ids, &vec![0; ids.len()])?;
+    }
+    for name in ["qwen3", "qwen3_window", "gemma3", "llama"] {
+        let folder = golden(&format!("decoders/{name}/causal_lm"));
+        let scores = |precision, device: &Device| -> Result<Tensor> {
+            let options = options(precision, device);
+            let (model, _) = EncoderForLogitScore::from_dir(&folder, 5, Some(9), &options)?;
+            Ok(model.forward_ragged(&batch)?.t()?.contiguous()?) // (1, B)
+        };
+        let expected = scores(Precision::F32, &Cpu)?;
+        for precision in PRECISIONS {
+            assert_same(name, precision, &scores(precision, &gpu)?, &expected)?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn products_of_bf16_are_returned_in_f32() -> Result {
     let Some(gpu) = gpu() else { return Ok(()) };
