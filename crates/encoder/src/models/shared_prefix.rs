@@ -134,7 +134,7 @@ impl PrefixCache {
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device};
-    use candle_nn::VarMap;
+    use candle_nn::{VarBuilder, VarMap};
     use mha::{Init, RotaryScaling};
 
     use super::*;
@@ -170,8 +170,12 @@ mod tests {
         let rotary = RotaryPositions { theta: 1000.0, scaling: RotaryScaling::None };
         config.positions = Positions::Rotary(vec![rotary; 3]);
         config.attention_windows = vec![None, Some(5), None];
-        let init = Init::Bert { initializer_range: 0.5 };
-        let weights = init.var_builder(&VarMap::new(), 1, DType::F32, &Device::Cpu);
+        let (init, vars) = (Init::Bert { initializer_range: 0.5 }, VarMap::new());
+        EncoderModel::new(&config, false, init.var_builder(&vars, 1, DType::F32, &Device::Cpu))?;
+        // Candle's operations compute tensors that autograd tracks; their sums depend on the batch.
+        let vars = vars.data().lock().unwrap();
+        let untracked = vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor()));
+        let weights = VarBuilder::from_tensors(untracked.collect(), DType::F32, &Device::Cpu);
         EncoderModel::new(&config, false, weights)
     }
 
