@@ -56,8 +56,13 @@ struct Case {
     bool has_keys = true, has_queries = true; // RELATIVE: which terms the scores have
 };
 
-// The sanitizers are slow: heads of width 64 in f32 and f16 have more cases than others.
+// The sanitizers are slow, and ThreadSanitizer most: heads of width 64 in f16, and in f32 without
+// ThreadSanitizer, have more cases than others.
+#ifdef __SANITIZE_THREAD__
+template <typename T, int W> const bool has_all_cases = W == 64 && std::is_same_v<T, f16>;
+#else
 template <typename T, int W> const bool has_all_cases = W == 64 && !std::is_same_v<T, bf16>;
+#endif
 
 // Attention over sequences with lengths around multiples of the tile size; without a band or a bias,
 // the last has four tiles. k and v are column ranges of one matrix, as a joint projection returns
@@ -426,18 +431,26 @@ int main() {
 #define ATTENTION_AND_RELATIVE(name, T, W, tolerance)                                              \
     ATTENTION(name, T, W, 64, tolerance)                                                           \
     relative<T, W>("relative " #name " " #W, 2 * tolerance, attention_relative_##name##_##W##_64);
+#ifdef __SANITIZE_THREAD__
+#define ATTENTION_OF_ALL_WIDTHS(name, T, tolerance) ATTENTION_AND_RELATIVE(name, T, 64, tolerance)
+#else
 #define ATTENTION_OF_ALL_WIDTHS(name, T, tolerance)                                                \
     ATTENTION_AND_RELATIVE(name, T, 32, tolerance)                                                 \
     ATTENTION_AND_RELATIVE(name, T, 64, tolerance)                                                 \
     ATTENTION_AND_RELATIVE(name, T, 96, tolerance)                                                 \
     ATTENTION_AND_RELATIVE(name, T, 128, tolerance)
+#endif
     ATTENTION_OF_ALL_WIDTHS(f32, float, 1e-5)
     ATTENTION_OF_ALL_WIDTHS(f16, f16, 4e-3)
     ATTENTION_OF_ALL_WIDTHS(bf16, bf16, 3e-2)
-    ATTENTION(f16, f16, 32, 128, 4e-3)
     ATTENTION(f16, f16, 64, 128, 4e-3)
+#ifndef __SANITIZE_THREAD__
+    ATTENTION(f16, f16, 32, 128, 4e-3)
     ATTENTION(bf16, bf16, 32, 128, 3e-2)
     ATTENTION(bf16, bf16, 64, 128, 3e-2)
+#else
+    ATTENTION_AND_RELATIVE(f16, f16, 96, 4e-3)
+#endif
     norm_embed_pool_epilogue<float>("f32", 4e-6, add_layer_norm_f32, add_layer_norm_wide_f32,
                                     embed_layer_norm_f32, embed_layer_norm_wide_f32, epilogue_f32,
                                     mean_pool_f32);
