@@ -1,4 +1,4 @@
-//! Every architecture but BERT: prefixes, the spellings of tensor names and config keys, dtypes,
+//! Every architecture but BERT, decoders included: prefixes, the spellings of tensor names and config keys, dtypes,
 //! shards, missing tensors, heads, and similar models that are refused.
 //!
 //! Each case except the inspection compares the model's outputs, bit for bit, with those of the
@@ -8,18 +8,26 @@ use std::collections::BTreeSet;
 
 use candle_core::{DType, Device::Cpu, Tensor};
 use encoder::{
-    EncoderForMaskedLm, EncoderForSequenceClassification, EncoderModel, LoadOptions, LoadReport,
-    ModelFiles,
+    CausalLm, EncoderForMaskedLm, EncoderForSequenceClassification, EncoderModel, LoadOptions,
+    LoadReport, ModelFiles,
 };
 use mha::AttentionMask;
 use serde_json::{Value, json};
 
-use super::{Checkpoint, Outcome, Table, describe, tensors::inspect, weight_files};
-use crate::{golden_architectures::architectures, support::max_difference};
+use super::{
+    Checkpoint, Outcome, Table, describe,
+    tensors::{inspect, inspect_files},
+    weight_files,
+};
+use crate::{
+    golden_architectures::architectures,
+    golden_decoders::decoders,
+    support::{self, max_difference},
+};
 
 /// A folder of golden checkpoints, and the changes that the cases make to them.
 struct Row {
-    /// The folder in `tests/golden/architectures`.
+    /// The folder in `tests/golden`.
     folder: &'static str,
     /// The prefixes of the encoder's tensors in a checkpoint with a head.
     prefixes: &'static [&'static str],
@@ -34,7 +42,7 @@ struct Row {
     /// A tensor of a similar model that this architecture does not have.
     foreign: &'static str,
     /// The modules with the output matrix and with the bias of the language model head. A
-    /// checkpoint may store the bias in either of the two.
+    /// checkpoint of an encoder may store the bias in either of the two.
     lm_head: [&'static str; 2],
     /// Other spellings of the tensor names of the language model.
     lm_spellings: &'static [Change],
@@ -52,9 +60,9 @@ const REFUSED_BY_ALL: [(&str, &str); 3] = [
     ("quantization_config", r#"{"quant_method": "gptq"}"#),
 ];
 
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 20] = [
     Row {
-        folder: "roberta",
+        folder: "architectures/roberta",
         prefixes: &["roberta."],
         spellings: &[GAMMA_BETA],
         other_keys: r#"{"gradient_checkpointing": false, "position_embedding_type": "absolute"}"#,
@@ -72,7 +80,7 @@ const ROWS: [Row; 13] = [
         ],
     },
     Row {
-        folder: "xlm_roberta",
+        folder: "architectures/xlm_roberta",
         prefixes: &["roberta."],
         spellings: &[GAMMA_BETA],
         other_keys: r#"{"output_past": true, "position_embedding_type": "absolute"}"#,
@@ -88,7 +96,7 @@ const ROWS: [Row; 13] = [
         ],
     },
     Row {
-        folder: "camembert",
+        folder: "architectures/camembert",
         prefixes: &["roberta."],
         spellings: &[GAMMA_BETA],
         other_keys: r#"{"output_past": true}"#,
@@ -100,7 +108,7 @@ const ROWS: [Row; 13] = [
         refused: &[("model_type", "\"flaubert\"")],
     },
     Row {
-        folder: "mpnet",
+        folder: "architectures/mpnet",
         prefixes: &["mpnet."],
         spellings: &[GAMMA_BETA],
         other_keys: r#"{"gradient_checkpointing": false, "type_vocab_size": 2}"#,
@@ -112,7 +120,7 @@ const ROWS: [Row; 13] = [
         refused: &[("relative_attention_num_buckets", "64")],
     },
     Row {
-        folder: "distilbert",
+        folder: "architectures/distilbert",
         prefixes: &["distilbert."],
         spellings: &[
             GAMMA_BETA,
@@ -137,7 +145,7 @@ const ROWS: [Row; 13] = [
         ],
     },
     Row {
-        folder: "electra",
+        folder: "architectures/electra",
         prefixes: &["electra."],
         spellings: &[GAMMA_BETA],
         other_keys: r#"{"summary_activation": "relu", "summary_use_proj": false}"#,
@@ -149,7 +157,7 @@ const ROWS: [Row; 13] = [
         refused: &[("model_type", "\"convbert\"")],
     },
     Row {
-        folder: "albert",
+        folder: "architectures/albert",
         prefixes: &["albert."],
         spellings: &[GAMMA_BETA],
         other_keys: r#"{"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0,
@@ -162,7 +170,7 @@ const ROWS: [Row; 13] = [
         refused: &[("num_hidden_groups", "2"), ("inner_group_num", "2")],
     },
     Row {
-        folder: "modernbert",
+        folder: "architectures/modernbert",
         prefixes: &["model."],
         spellings: &[
             ("the keys layer_types and rope_parameters", current_modernbert_keys),
@@ -194,7 +202,7 @@ const ROWS: [Row; 13] = [
         ],
     },
     Row {
-        folder: "nomic_bert",
+        folder: "architectures/nomic_bert",
         prefixes: &["bert.", "nomic_bert."],
         spellings: &[
             ("the current names", |c| c.translate(NOMIC_NAMES, NOMIC_FUSED, false)),
@@ -239,7 +247,7 @@ const ROWS: [Row; 13] = [
         ],
     },
     Row {
-        folder: "gte",
+        folder: "architectures/gte",
         prefixes: &["new.", "gte."],
         spellings: &[
             GAMMA_BETA,
@@ -268,7 +276,7 @@ const ROWS: [Row; 13] = [
         ],
     },
     Row {
-        folder: "gte_no_types",
+        folder: "architectures/gte_no_types",
         prefixes: &["gte.", "new."],
         spellings: &[
             ("the current names, with gte.", |c| {
@@ -293,7 +301,7 @@ const ROWS: [Row; 13] = [
         refused: &[("rope_parameters", r#"{"rope_type": "longrope", "factor": 8}"#)],
     },
     Row {
-        folder: "jina_bert",
+        folder: "architectures/jina_bert",
         prefixes: &["bert."],
         spellings: &[GAMMA_BETA],
         other_keys: r#"{"attn_implementation": "torch", "emb_pooler": "cls", "hidden_act": "tanh",
@@ -316,7 +324,7 @@ const ROWS: [Row; 13] = [
         ],
     },
     Row {
-        folder: "deberta",
+        folder: "architectures/deberta",
         prefixes: &["deberta."],
         spellings: &[
             GAMMA_BETA,
@@ -351,6 +359,142 @@ const ROWS: [Row; 13] = [
             ("embedding_size", "12"),
             ("attention_head_size", "8"),
             ("pooler_hidden_size", "12"),
+        ],
+    },
+    Row {
+        folder: "decoders/qwen3",
+        prefixes: &["model."],
+        spellings: &[("the key rope_parameters", current_rope_keys)],
+        other_keys: r#"{"max_window_layers": 28, "sliding_window": null, "use_cache": true,
+            "layer_types": ["full_attention", "full_attention"], "attention_dropout": 0.1}"#,
+        needed: "layers.0.self_attn.q_norm.weight",
+        of_head: "lm_head.weight",
+        foreign: "layers.0.mlp.experts.0.gate_proj.weight",
+        lm_head: ["lm_head", "lm_head"],
+        lm_spellings: &[("the key rope_parameters", current_rope_keys)],
+        refused: &[
+            ("model_type", "\"qwen3_moe\""),
+            ("model_type", "\"qwen3_next\""),
+            ("model_type", "\"qwen3_vl\""),
+            ("rope_scaling", r#"{"rope_type": "longrope", "factor": 4}"#),
+            ("partial_rotary_factor", "0.5"),
+            ("use_sliding_window", "1"),
+            ("layer_types", r#"["full_attention", "linear_attention"]"#),
+            ("layer_types", r#"["full_attention"]"#),
+            ("layer_types", r#"["full_attention", "sliding_attention"]"#),
+        ],
+    },
+    Row {
+        folder: "decoders/qwen2",
+        prefixes: &["model."],
+        spellings: &[("the key rope_parameters", current_rope_keys)],
+        other_keys: r#"{"max_window_layers": 21, "sliding_window": 32768, "use_cache": true,
+            "use_sliding_window": false, "torch_dtype": "bfloat16"}"#,
+        needed: "layers.0.self_attn.q_proj.bias",
+        of_head: "score.weight",
+        foreign: "layers.0.self_attn.q_norm.weight",
+        lm_head: ["lm_head", "lm_head"],
+        lm_spellings: &[],
+        refused: &[
+            ("model_type", "\"qwen2_moe\""),
+            ("model_type", "\"qwen2_vl\""),
+            ("rope_parameters", r#"{"rope_type": "longrope", "rope_theta": 500, "factor": 4}"#),
+            ("rope_scaling", r#"{"type": "mrope", "mrope_section": [16, 24, 24]}"#),
+        ],
+    },
+    Row {
+        folder: "decoders/llama",
+        prefixes: &["model."],
+        spellings: &[("the key rope_parameters", current_rope_keys)],
+        other_keys: r#"{"pretraining_tp": 1, "mlp_bias": false, "attention_bias": false,
+            "use_cache": true, "num_labels": 1}"#,
+        needed: "norm.weight",
+        of_head: "lm_head.weight",
+        foreign: "layers.0.self_attn.q_proj.lora_A.weight",
+        lm_head: ["lm_head", "lm_head"],
+        lm_spellings: &[],
+        refused: &[
+            ("model_type", "\"llama4_text\""),
+            ("model_type", "\"lfm2\""),
+            ("rope_scaling", r#"{"rope_type": "llama3", "factor": 8}"#),
+            ("num_key_value_heads", "4"),
+        ],
+    },
+    Row {
+        folder: "decoders/mistral",
+        prefixes: &["model."],
+        spellings: &[
+            ("the key rope_parameters", current_rope_keys),
+            ("head_dim null", |c| {
+                c.set_config("head_dim", Value::Null);
+            }),
+        ],
+        other_keys: r#"{"use_cache": true, "bos_token_id": 1}"#,
+        needed: "layers.0.mlp.gate_proj.weight",
+        of_head: "score.weight",
+        foreign: "layers.0.block_sparse_moe.gate.weight",
+        lm_head: ["lm_head", "lm_head"],
+        lm_spellings: &[],
+        refused: &[
+            ("model_type", "\"mixtral\""),
+            ("model_type", "\"ministral\""),
+            ("layer_types", r#"["full_attention", "sliding_attention"]"#),
+            ("sliding_window", "0"),
+        ],
+    },
+    Row {
+        folder: "decoders/eurobert",
+        prefixes: &["model."],
+        spellings: &[("the key rope_parameters", current_rope_keys)],
+        other_keys: r#"{"clf_pooling": "late", "mask_token": "<|mask|>", "use_cache": false,
+            "auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel",
+            "AutoModelForMaskedLM": "modeling_eurobert.EuroBertForMaskedLM"}}"#,
+        needed: "embed_tokens.weight",
+        of_head: "lm_head.weight",
+        foreign: "layers.0.self_attn.k_norm.weight",
+        lm_head: ["lm_head", "lm_head"],
+        lm_spellings: &[],
+        refused: &[
+            ("model_type", "\"modernvbert\""),
+            ("classifier_pooling", "\"max\""),
+            ("rope_scaling", r#"{"rope_type": "longrope", "factor": 4}"#),
+        ],
+    },
+    Row {
+        folder: "decoders/gemma3",
+        prefixes: &["model."],
+        spellings: &[("the keys layer_types and rope_parameters", current_gemma_keys)],
+        other_keys: r#"{"attn_logit_softcapping": 50, "cache_implementation": "hybrid",
+            "use_bidirectional_attention": false}"#,
+        needed: "layers.0.pre_feedforward_layernorm.weight",
+        of_head: "score.weight",
+        foreign: "layers.0.self_attn.v_norm.weight",
+        lm_head: ["lm_head", "lm_head"],
+        lm_spellings: &[("the current keys", current_gemma_keys)],
+        refused: &[
+            ("model_type", "\"gemma2\""),
+            ("model_type", "\"gemma3\""), // has images
+            ("model_type", "\"embedding_gemma2\""),
+            ("sliding_window_pattern", "0"),
+            ("rope_parameters", r#"{"full_attention": {"rope_type": "longrope", "factor": 4}}"#),
+            ("layer_types", r#"["full_attention", "sliding_attention"]"#),
+        ],
+    },
+    Row {
+        folder: "decoders/modernbert_decoder",
+        prefixes: &["model."],
+        spellings: &[("the keys layer_types and rope_parameters", current_modernbert_keys)],
+        other_keys: r#"{"position_embedding_type": "sans_pos", "causal_mask": true,
+            "sliding_window": 2, "reference_compile": true}"#,
+        needed: "layers.0.attn.q_proj.weight",
+        of_head: "lm_head.dense.weight",
+        foreign: "layers.0.attn.Wqkv.weight",
+        lm_head: ["decoder", "decoder"],
+        lm_spellings: &[],
+        refused: &[
+            ("global_attn_every_n_layers", "0"),
+            ("rope_parameters", r#"{"rope_type": "default", "rope_theta": 10000}"#),
+            ("layer_types", r#"["full_attention", "chunked_attention"]"#),
         ],
     },
 ];
@@ -406,6 +550,34 @@ const GTE_FUSED: Fused = &[
     ("attention.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
     ("mlp.up_gate_proj", &["mlp.up_proj", "mlp.gate_proj"]),
 ];
+
+/// `rope_parameters` instead of `rope_theta` and `rope_scaling`.
+fn current_rope_keys(c: &mut Checkpoint) {
+    let keys = c.config.as_object_mut().unwrap();
+    let theta = keys.remove("rope_theta").unwrap();
+    let mut rope = match keys.remove("rope_scaling") {
+        Some(Value::Object(scaling)) => Value::Object(scaling),
+        _ => json!({"rope_type": "default"}),
+    };
+    rope["rope_theta"] = theta;
+    c.set_config("rope_parameters", rope);
+}
+
+fn current_gemma_keys(c: &mut Checkpoint) {
+    let keys = c.config.as_object_mut().unwrap();
+    let [every, global, local] = ["sliding_window_pattern", "rope_theta", "rope_local_base_freq"]
+        .map(|key| keys.remove(key).unwrap());
+    let scaling = keys.remove("rope_scaling");
+    assert!(scaling.is_none_or(|scaling| scaling.is_null()));
+    let (layers, every) = (keys["num_hidden_layers"].as_u64().unwrap(), every.as_u64().unwrap());
+    let is_global = |i: u64| (i + 1).is_multiple_of(every);
+    let types =
+        (0..layers).map(|i| if is_global(i) { "full_attention" } else { "sliding_attention" });
+    c.set_config("layer_types", types.collect());
+    let rope = |theta: Value| json!({"rope_type": "default", "rope_theta": theta});
+    let parameters = json!({"full_attention": rope(global), "sliding_attention": rope(local)});
+    c.set_config("rope_parameters", parameters);
+}
 
 fn current_modernbert_keys(c: &mut Checkpoint) {
     let keys = c.config.as_object_mut().unwrap();
@@ -500,6 +672,11 @@ fn masked_lm(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>, 
     Ok((vec![model.forward(ids, None, &AttentionMask::none())?], report))
 }
 
+fn causal_lm(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>, LoadReport)> {
+    let (model, report) = CausalLm::from_files(files, &LoadOptions::default())?;
+    Ok((vec![model.forward(ids, None, None)?], report))
+}
+
 fn classifier(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>, LoadReport)> {
     let (model, report) =
         EncoderForSequenceClassification::from_files(files, &LoadOptions::default())?;
@@ -508,7 +685,7 @@ fn classifier(files: &ModelFiles, ids: &Tensor) -> encoder::Result<(Vec<Tensor>,
 
 /// Compares the outputs of `run` for `c` and for `expected`, and describes the load report of `c`.
 fn check(run: Run, c: &Checkpoint, expected: &Checkpoint) -> Outcome {
-    let ids = Tensor::new(&[[7u32, 40, 23, 5, 11, 30, 46, 9]], &Cpu)?;
+    let ids = Tensor::new(&[[7u32, 40, 23, 5, 11, 30, 36, 9]], &Cpu)?;
     let (got, report) = run(&c.files(), &ids)?;
     let (expected, _) = run(&expected.files(), &ids)?;
     anyhow::ensure!(got.len() == expected.len(), "{} outputs", got.len());
@@ -523,24 +700,79 @@ fn check(run: Run, c: &Checkpoint, expected: &Checkpoint) -> Outcome {
 
 #[test]
 fn every_architecture_of_the_golden_models_has_a_row() -> anyhow::Result<()> {
-    let golden = architectures()?;
-    let with_row = golden.iter().filter(|model| ROWS.iter().any(|row| row.folder == model.folder));
-    let with_row: BTreeSet<&str> = with_row.map(|model| &model.name[..]).collect();
-    assert_eq!(with_row, golden.iter().map(|model| &model.name[..]).collect());
+    let encoders = architectures()?.into_iter();
+    let encoders = encoders.map(|model| (format!("architectures/{}", model.folder), model.name));
+    let decoders = decoders()?.into_iter();
+    let decoders = decoders.map(|model| (format!("decoders/{}", model.folder), model.architecture));
+    let golden: Vec<(String, String)> = encoders.chain(decoders).collect();
+    let with_row = golden.iter().filter(|(folder, _)| ROWS.iter().any(|row| row.folder == folder));
+    let with_row: BTreeSet<&str> = with_row.map(|(_, name)| &name[..]).collect();
+    assert_eq!(with_row, golden.iter().map(|(_, name)| &name[..]).collect());
     Ok(())
 }
 
 pub(super) fn cases(t: &mut Table) {
     for row in &ROWS {
-        t.section(&format!("architectures/{}", row.folder));
+        t.section(row.folder);
         encoders(t, row);
         heads(t, row);
         refused(t, row);
     }
+    decoder_folders(t);
+}
+
+/// Folders of decoders that embed and rank, with their tokenizers and modules.
+fn decoder_folders(t: &mut Table) {
+    t.section("folders of decoders");
+    for folder in ["eurobert", "gemma", "llama", "mistral", "qwen3"] {
+        let folder = format!("decoders/sentences/{folder}");
+        t.case(&folder, |_| inspect_files(&ModelFiles::dir(support::golden(&folder))?));
+    }
+    for folder in ["qwen3", "true_only", "no_template", "sequence", "sequence_no_template"] {
+        let folder = format!("decoders/rerank/{folder}");
+        t.case(&folder, |_| inspect_files(&ModelFiles::dir(support::golden(&folder))?));
+    }
+    let reranker = Checkpoint::golden_folder("decoders/rerank/qwen3");
+    let mut case = |name: &str, change: &dyn Fn(&mut Checkpoint)| {
+        t.case_from(reranker.clone(), name, |c| {
+            change(c);
+            inspect(c)
+        });
+    };
+    case("a reranker without modules.json", &|c| {
+        c.remove_file("modules.json").remove_file("sentence_bert_config.json");
+    });
+    case("a reranker without chat_template.jinja", &|c| {
+        c.remove_file("chat_template.jinja");
+    });
+    case("a template of roles user and assistant", &|c| {
+        let template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
+        c.set_file("chat_template.jinja", template);
+    });
+    case("true_token_id outside the vocabulary", &|c| {
+        c.set_file("1_LogitScore/config.json", r#"{"true_token_id": 605}"#);
+    });
+    case("a LogitScore of a model that is not causal", &|c| {
+        c.set_config("is_causal", json!(false));
+    });
+    case("an adapter", &|c| {
+        c.set_file("adapter_config.json", r#"{"peft_type": "LORA"}"#);
+    });
+    let embedder = Checkpoint::golden_folder("decoders/sentences/qwen3");
+    t.case_from(embedder, "an embedder with a module of custom code", |c| {
+        inspect(c.add_module_of("custom_modules.WeightedPooling", "3_WeightedPooling"))
+    });
+    let golden = Checkpoint::golden("decoders/qwen3_bidirectional/encoder");
+    t.case_from(golden.clone(), "the config of pplx-embed", |c| {
+        c.config.as_object_mut().unwrap().remove("is_causal").unwrap();
+        c.set_config("model_type", json!("bidirectional_pplx_qwen3"));
+        c.set_config("auto_map", json!({"AutoModel": "modeling.PPLXQwen3Model"}));
+        check(encoder, c, &golden)
+    });
 }
 
 fn encoders(t: &mut Table, row: &Row) {
-    let golden = Checkpoint::golden(&format!("architectures/{}/encoder", row.folder));
+    let golden = Checkpoint::golden(&format!("{}/encoder", row.folder));
     let mut case = |name: &str, change: &dyn Fn(&mut Checkpoint)| {
         t.case_from(golden.clone(), name, |c| {
             change(c);
@@ -567,7 +799,9 @@ fn encoders(t: &mut Table, row: &Row) {
         c.set_zeros(row.of_head, &[20]);
     });
     case("a buffer of positions", &|c| {
-        c.set_zeros("embeddings.position_ids", &[1, 21]);
+        let is_decoder = row.folder.starts_with("decoders/");
+        let rotary = "layers.0.self_attn.rotary_emb.inv_freq"; // in older files
+        c.set_zeros(if is_decoder { rotary } else { "embeddings.position_ids" }, &[1, 21]);
     });
     case("a tensor of a similar model", &|c| {
         c.set_zeros(row.foreign, &[20]);
@@ -586,10 +820,17 @@ fn encoders(t: &mut Table, row: &Row) {
 }
 
 fn heads(t: &mut Table, row: &Row) {
-    let models: [(&str, &str, Run); 2] =
-        [("masked_lm", "masked LM", masked_lm), ("sequence", "classifier", classifier)];
+    let models: [(&str, &str, Run); 3] = [
+        ("masked_lm", "masked LM", masked_lm),
+        ("causal_lm", "causal LM", causal_lm),
+        ("sequence", "classifier", classifier),
+    ];
     for (kind, model, run) in models {
-        let golden = Checkpoint::golden(&format!("architectures/{}/{kind}", row.folder));
+        // A model has one of the two language models.
+        if !support::golden(row.folder).join(kind).exists() {
+            continue;
+        }
+        let golden = Checkpoint::golden(&format!("{}/{kind}", row.folder));
         let mut case = |name: &str, change: &dyn Fn(&mut Checkpoint)| {
             t.case_from(golden.clone(), &format!("{model}, {name}"), |c| {
                 change(c);
@@ -603,22 +844,25 @@ fn heads(t: &mut Table, row: &Row) {
             });
         });
         case("module. before every name", &|c| c.add_prefix("module."));
-        if kind != "masked_lm" {
+        if kind == "sequence" {
             continue;
         }
         for (name, change) in row.lm_spellings {
             case(name, &|c| change(c));
         }
         let [decoder, bias] = row.lm_head;
-        case("a copy of the word embeddings", &|c| {
-            let words = c.tensors.iter().find(|(name, _)| {
-                ["word_embeddings.weight", "tok_embeddings.weight"]
-                    .iter()
-                    .any(|end| name.ends_with(end))
+        let output = format!("{decoder}.weight");
+        if !golden.tensors.contains_key(&output) {
+            case("a copy of the word embeddings", &|c| {
+                let words = c.tensors.iter().find(|(name, _)| {
+                    ["word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight"]
+                        .iter()
+                        .any(|end| name.ends_with(end))
+                });
+                let words = words.unwrap().1.clone();
+                c.tensors.insert(output.clone(), words);
             });
-            let words = words.unwrap().1.clone();
-            c.tensors.insert(format!("{decoder}.weight"), words);
-        });
+        }
         if decoder != bias {
             case("the other name of its bias", &|c| {
                 let names = [decoder, bias].map(|module| format!("{module}.bias"));
@@ -631,7 +875,7 @@ fn heads(t: &mut Table, row: &Row) {
 }
 
 fn refused(t: &mut Table, row: &Row) {
-    let golden = Checkpoint::golden(&format!("architectures/{}/encoder", row.folder));
+    let golden = Checkpoint::golden(&format!("{}/encoder", row.folder));
     for (key, value) in row.refused.iter().chain(&REFUSED_BY_ALL) {
         let parsed: Value = serde_json::from_str(value).unwrap();
         let mut name = format!("{key} {value}");

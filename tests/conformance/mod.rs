@@ -65,6 +65,25 @@ impl Checkpoint {
         Self { config, tensors: tensors.into_iter().collect(), files, removed: vec![] }
     }
 
+    /// A golden folder with all its files, those in its folders included.
+    fn golden_folder(folder: &str) -> Self {
+        let mut checkpoint = Self::golden(folder);
+        let root = golden(folder);
+        let mut folders = vec![root.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.strip_prefix(&root).unwrap().to_str().unwrap().to_string();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if ![CONFIG, WEIGHTS].contains(&&name[..]) {
+                    checkpoint.files.insert(name, fs::read(path).unwrap());
+                }
+            }
+        }
+        checkpoint
+    }
+
     fn set_config(&mut self, key: &str, value: Value) -> &mut Self {
         self.config[key] = value;
         self
@@ -103,8 +122,11 @@ impl Checkpoint {
     }
 
     fn add_module(&mut self, class: &str, path: &str) -> &mut Self {
+        self.add_module_of(&format!("sentence_transformers.models.{class}"), path)
+    }
+
+    fn add_module_of(&mut self, class: &str, path: &str) -> &mut Self {
         let mut modules: Value = serde_json::from_slice(&self.files["modules.json"]).unwrap();
-        let class = format!("sentence_transformers.models.{class}");
         modules.as_array_mut().unwrap().push(json!({"type": class, "path": path}));
         self.set_file("modules.json", modules.to_string())
     }

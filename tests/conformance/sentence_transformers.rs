@@ -77,6 +77,10 @@ fn normalize_and_dense(t: &mut Table) {
             mean.broadcast_div(&mean.sqr()?.sum_all()?.sqrt()?)
         })
     });
+    t.case("FlexibleQuantizer of pplx-embed", |c| {
+        c.add_pooling().add_module_of("st_quantize.FlexibleQuantizer", "");
+        c.check_embedding(|h| (h.mean(0)?.tanh()? * 127.0)?.round())
+    });
     let dense = |c: &mut Checkpoint, config: &str| {
         let weight = Tensor::ones((2, 24), DType::F32, &Cpu).unwrap();
         let bias = Tensor::new(&[0.5f32, -0.5], &Cpu).unwrap();

@@ -1,7 +1,7 @@
 //! Tensor names and dtypes, load reports and inspection.
 
 use candle_core::{DType, Device::Cpu, Tensor};
-use encoder::{CausalLm, EncoderDecoder, EncoderForMaskedLm, Inspection, LoadOptions};
+use encoder::{CausalLm, EncoderDecoder, EncoderForMaskedLm, Inspection, LoadOptions, ModelFiles};
 use serde_json::json;
 
 use super::{CONFIG, Checkpoint, Outcome, QUERY_WEIGHT, Table};
@@ -136,7 +136,11 @@ pub(super) fn inspections(t: &mut Table) {
 }
 
 pub(super) fn inspect(checkpoint: &Checkpoint) -> Outcome {
-    let found = Inspection::new(&checkpoint.files());
+    inspect_files(&checkpoint.files())
+}
+
+pub(super) fn inspect_files(files: &ModelFiles) -> Outcome {
+    let found = Inspection::new(files);
     let mut outcome =
         format!("{} as {:?}", found.architecture.as_deref().unwrap_or("unknown"), found.runs_as);
     if !found.heads.is_empty() {

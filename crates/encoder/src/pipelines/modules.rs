@@ -28,7 +28,12 @@ pub(crate) enum Module {
     Dense(Dense),
     /// Normalises vectors to length 1.
     Normalize,
+    /// The custom module of pplx-embed with its default, int8: `round(127 · tanh(x))`.
+    FlexibleQuantizer,
 }
+
+/// The class of [`Module::FlexibleQuantizer`].
+const FLEXIBLE_QUANTIZER: &str = "st_quantize.FlexibleQuantizer";
 
 impl Module {
     /// # Shapes
@@ -37,6 +42,7 @@ impl Module {
         match self {
             Self::Dense(dense) => dense.forward(x),
             Self::Normalize => Ok(l2_normalize(x)?),
+            Self::FlexibleQuantizer => Ok((x.tanh()? * 127.0)?.round()?),
         }
     }
 }
@@ -569,7 +575,8 @@ impl Chain {
 
     /// [`Self::from_files`] with these entries of `modules.json`.
     fn from_entries(files: &ModelFolder, mut entries: Vec<Entry>) -> Result<Self> {
-        let known = |entry: &Entry| ["Dense", "Normalize"].contains(&entry.class());
+        let known =
+            |entry: &Entry| ["Dense", "Normalize", FLEXIBLE_QUANTIZER].contains(&entry.class());
         let first: Vec<&str> = entries.iter().take(2).map(Entry::class).collect();
         let is_static = is_static(&entries);
         let own = if is_static { 1 } else { 2 };
@@ -630,6 +637,7 @@ impl Chain {
                     width = dense.out_features();
                     Module::Dense(dense)
                 }
+                FLEXIBLE_QUANTIZER => Module::FlexibleQuantizer,
                 _ => Module::Normalize,
             });
         }
