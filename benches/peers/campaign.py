@@ -65,23 +65,28 @@ class Campaign:
     def export(self, model: str, systems: list[str]) -> list[str]:
         """Creates the model files that the systems load; returns the systems whose files exist."""
         made: list[str] = []
-        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-        self.cache.mkdir(parents=True, exist_ok=True)
         wanted = {system: SYSTEMS[system].artefact for system in systems}
         for artefact in [None, *dict.fromkeys(filter(None, wanted.values()))]:
-            command = [sys.executable, str(HERE / "export.py"), model, str(self.folder(model))]
-            command += ["--layers", str(self.layers)] if self.layers else []
-            command += ["--artefact", artefact] if artefact else []
-            log = self.cache / f"export-{model}-{artefact or 'hf'}.log"
-            with log.open("w") as file:
-                done = subprocess.run(command, stdout=2, stderr=file, env=environment)
-            if done.returncode == 0:
+            if self.create(model, artefact):
                 made += [system for system in systems if wanted[system] == artefact]
-            else:
-                lines = log.read_text().splitlines()
-                why = lines[-1] if lines else f"exit status {done.returncode}"
-                self.fail(f"cannot create {artefact or 'the weights'} of {model}: {why}; see {log}")
         return [system for system in systems if system in made]
+
+    def create(self, model: str, artefact: str | None) -> bool:
+        """Creates an artefact of a model, or its weights, unless it exists. Returns whether it
+        exists."""
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        self.cache.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(HERE / "export.py"), model, str(self.folder(model))]
+        command += ["--layers", str(self.layers)] if self.layers else []
+        command += ["--artefact", artefact] if artefact else []
+        log = self.cache / f"export-{model}-{artefact or 'hf'}.log"
+        with log.open("w") as file:
+            done = subprocess.run(command, stdout=2, stderr=file, env=environment)
+        if done.returncode != 0:
+            lines = log.read_text().splitlines()
+            why = lines[-1] if lines else f"exit status {done.returncode}"
+            self.fail(f"cannot create {artefact or 'the weights'} of {model}: {why}; see {log}")
+        return done.returncode == 0
 
     def fail(self, text: str) -> None:
         self.failures.append(text)
@@ -106,8 +111,9 @@ class Campaign:
         finally:
             worker.close()
 
-    def compare(self, section: Section, systems: list[str]) -> dict[str, Any]:
-        """Compares the outputs with the reference, then times the systems that agree."""
+    def compare(self, section: Section, systems: list[str], warm_ups: int = 1) -> dict[str, Any]:
+        """Compares the outputs with the reference, then times the systems that agree, each call
+        after `warm_ups` others."""
         systems = self.export(section.model, systems)
         reference = self.reference(section)
         found: dict[str, Any] = {"agreement": {}, "ms": {}}
@@ -132,7 +138,9 @@ class Campaign:
                 else:
                     workers[system] = worker
             turns = {(s, c): (workers[s], c) for c in section.cases for s in workers}
-            ms, found["idle"], failed = in_turn(turns, self.rounds) if turns else ({}, 0.0, {})
+            ms, idle, failed = in_turn(turns, self.rounds, warm_ups) if turns else ({}, 0.0, {})
+            found["idle"] = idle
+            found["peak_rss"] = {s: worker.peak_rss_mb() for s, worker in workers.items()}
         for (system, case), why in failed.items():
             self.fail(f"{system}, {case}: {why}")
         for (system, case), values in ms.items():

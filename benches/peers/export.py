@@ -20,6 +20,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import cases
+import decoder_files
 
 MINILM = Path(__file__).parents[2] / "weights/all-MiniLM-L6-v2"
 INPUTS = ["input_ids", "attention_mask", "token_type_ids"]
@@ -51,6 +52,9 @@ def hugging_face(model: str, layers: int | None, target: Path) -> None:
         target.mkdir()
         for s in [cases.ATTENTION_WARM_UP, *cases.ATTENTION_LENGTHS]:
             save_file(cases.attention(s), target / f"{s}.safetensors")
+        return
+    if model in decoder_files.DECODERS:
+        decoder_files.write_embedder(model, target, layers)
         return
     if model == "minilm":
         shutil.copytree(MINILM, target)
@@ -95,7 +99,7 @@ def random_encoder(model: str, target: Path, layers: int | None) -> None:
             shutil.copy(file, target)
 
 
-def torch_model(folder: Path, attention: str):
+def torch_model(folder: Path, attention: str, dtype: str = "float32"):
     """The model without its pooler. Uses eager attention if `attention` is sdpa and the class of the
     model does not support it."""
     from transformers import AutoConfig, AutoModel
@@ -105,7 +109,7 @@ def torch_model(folder: Path, attention: str):
     model_class = MODEL_MAPPING[type(AutoConfig.from_pretrained(hf))]
     if attention == "sdpa" and not model_class._supports_sdpa:
         attention = "eager"
-    model = AutoModel.from_pretrained(hf, attn_implementation=attention, dtype="float32").eval()
+    model = AutoModel.from_pretrained(hf, attn_implementation=attention, dtype=dtype).eval()
     if hasattr(model, "pooler"):
         model.pooler = None
     return model
@@ -179,6 +183,8 @@ def onnx_int8(folder: Path, target: Path) -> None:
         target / "model.onnx",
         weight_type=QuantType.QInt8,
         per_channel=True,
+        # A file of ONNX has at most 2 GB.
+        use_external_data_format=len(list((folder / "onnx").iterdir())) > 1,
     )
 
 
@@ -208,6 +214,17 @@ def openvino_int8(folder: Path, target: Path) -> None:
     ov.save_model(quantized, target / "model.xml", compress_to_fp16=False)
 
 
+def openvino_weights_int8(folder: Path, target: Path) -> None:
+    """Weights in int8 per output channel, as optimum-intel compresses language models. OpenVINO
+    quantises the activations at run time if the processor multiplies int8."""
+    import nncf
+    import openvino as ov
+
+    model = ov.Core().read_model(folder / "openvino/model.xml")
+    compressed = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    ov.save_model(compressed, target / "model.xml", compress_to_fp16=False)
+
+
 def calibration(folder: Path) -> list[list[int]]:
     """Token ids of sentences that the case of 1,000 sentences does not contain, or random ids for random
     weights."""
@@ -235,12 +252,17 @@ ARTEFACTS: dict[str, Callable[[Path, Path], None]] = {
     "onnx-int8": onnx_int8,
     "openvino": openvino,
     "openvino-int8": openvino_int8,
+    "openvino-weights-int8": openvino_weights_int8,
     "ctranslate2": ctranslate2,
+    "gguf-f16": partial(decoder_files.gguf, "F16"),
+    "gguf-q8_0": partial(decoder_files.gguf, "Q8_0"),
+    "reranker": decoder_files.reranker,
 }
 NEEDS = {
     "onnx-optimized": ["onnx"],
     "onnx-int8": ["onnx"],
     "openvino-int8": ["openvino"],
+    "openvino-weights-int8": ["openvino"],
 }
 
 
@@ -257,7 +279,7 @@ def once(target: Path, make: Callable[[Path], None]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=[*ENCODERS, "minilm", "attention"])
+    parser.add_argument("model", choices=[*ENCODERS, *decoder_files.DECODERS, "minilm", "attention"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--artefact", choices=ARTEFACTS)

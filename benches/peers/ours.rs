@@ -17,8 +17,9 @@ use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
 use encoder::{
-    Embed, EmbedOptions, Embedder, EncoderModel, LoadOptions, MultiVectorEmbedder, Precision,
-    Prompt, RaggedBatch, Row, Search, SparseEmbedder, SparseIndexBuilder, SparseVector,
+    Embed, EmbedOptions, Embedder, EncoderModel, LoadOptions, ModelFiles, MultiVectorEmbedder,
+    PackedCache, Precision, Prompt, RaggedBatch, Reranker, Row, Search, SparseEmbedder,
+    SparseIndexBuilder, SparseVector,
 };
 use half::f16;
 use mha::{AttentionMask, scaled_dot_product_attention};
@@ -99,8 +100,15 @@ fn serve(
                 precision == Precision::F32 || !computes_in_f32,
                 "{system} computes {model} in f32 only: got {dtype}"
             );
+            let options = LoadOptions::default().with_precision(precision);
+            let options = match system {
+                "ours-packed" => options.with_cache(PackedCache::new(folder.join("packed"))),
+                _ => options,
+            };
             *cases = match (system, &model[..]) {
-                ("ours", "minilm" | "static") => embeddings(&hf, &names, precision)?,
+                ("ours", "minilm" | "static") => embeddings(&hf, &names, &options)?,
+                ("ours" | "ours-packed", "qwen3-0.6b") => embeddings(&hf, &names, &options)?,
+                ("ours", "rerank") => rerank(&folder.join("reranker"), &names, &options)?,
                 ("ours", "attention") => attention(&hf, &names)?,
                 ("ours", "search") => search(&folder, &names)?,
                 ("ours", "sparse-search") => sparse_search(&folder, &names)?,
@@ -176,14 +184,41 @@ fn hidden_states(
     inputs(hf, names)?.map(case).collect()
 }
 
-fn embeddings(hf: &Path, names: &[String], precision: Precision) -> Result<HashMap<String, Case>> {
-    let embedder =
-        Rc::new(Embedder::from_dir(hf, &LoadOptions::default().with_precision(precision))?);
+fn embeddings(hf: &Path, names: &[String], options: &LoadOptions) -> Result<HashMap<String, Case>> {
+    let embedder = Rc::new(Embedder::from_dir(hf, options)?);
     let case = |(name, texts): (String, Vec<String>)| {
         let embedder = embedder.clone();
         (name, Case::single(move || Ok(embedder.embed(&texts)?)))
     };
     Ok(inputs(hf, names)?.map(case).collect())
+}
+
+#[derive(Deserialize)]
+struct RerankRequest {
+    query: String,
+    documents: Vec<String>,
+}
+
+/// The scores of the documents in rerank.json: in one request, or in a request per document.
+fn rerank(folder: &Path, names: &[String], options: &LoadOptions) -> Result<HashMap<String, Case>> {
+    let model = Rc::new(Reranker::from_files(&ModelFiles::dir(folder)?, options)?);
+    let request: Rc<RerankRequest> =
+        Rc::new(serde_json::from_slice(&std::fs::read(folder.join("rerank.json"))?)?);
+    let case = |name: &String| {
+        let size = match name.as_str() {
+            "one request" => request.documents.len(),
+            "a request per document" => 1,
+            _ => bail!("no case {name}"),
+        };
+        let (model, request) = (model.clone(), request.clone());
+        let case = Case::single(move || {
+            let requests = request.documents.chunks(size);
+            let scores = requests.map(|part| Ok(model.rank(&request.query, part, None)?.scores));
+            Ok(Tensor::new(scores.collect::<Result<Vec<_>>>()?.concat(), &Cpu)?.unsqueeze(1)?)
+        });
+        Ok((name.clone(), case))
+    };
+    names.iter().map(case).collect()
 }
 
 fn attention(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {

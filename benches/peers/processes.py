@@ -89,6 +89,10 @@ class Worker:
         self.run(case, warm_ups=0, seconds=0)
         return before, status_mb(process, "VmHWM")
 
+    def peak_rss_mb(self) -> float:
+        """The peak memory since the start of the process."""
+        return status_mb(Path(f"/proc/{self.process.pid}"), "VmHWM")
+
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -122,7 +126,7 @@ def alone(command: list[str], threads: int, output: Path) -> dict[str, float]:
 
 
 def in_turn(
-    turns: dict[Any, tuple[Worker, str]], rounds: int
+    turns: dict[Any, tuple[Worker, str]], rounds: int, warm_ups: int = 1
 ) -> tuple[dict[Any, list[float]], float, dict[Any, str]]:
     """Runs each turn (a worker and a case) once per round. Returns the median time of a call for
     each turn and round, the CPU use of the idle workers, and the errors of the turns that failed,
@@ -139,7 +143,7 @@ def in_turn(
             others = {id(w): w for w, _ in turns.values() if w is not worker}.values()
             cpu, start = sum(w.cpu_seconds() for w in others), time.perf_counter()
             try:
-                ms[key].append(float(np.median(worker.run(case))))
+                ms[key].append(float(np.median(worker.run(case, warm_ups))))
             except Failed as error:
                 failed[key] = str(error)
                 del turns[key], ms[key]

@@ -24,9 +24,8 @@ class Torch:
 
         torch.set_num_threads(threads)
         self.torch = torch
-        self.model = export.torch_model(folder, "sdpa")
-        if variant == "bf16":
-            self.model = self.model.to(torch.bfloat16)
+        dtype = "bfloat16" if variant == "bf16" else "float32"
+        self.model = export.torch_model(folder, "sdpa", dtype)
         if variant == "int8":
             linears, dtype = {torch.nn.Linear}, torch.qint8
             self.model = torch.ao.quantization.quantize_dynamic(self.model, linears, dtype)
@@ -136,6 +135,22 @@ class SentenceTransformers:
         return self.model.encode(texts, batch_size=32)
 
 
+class LlamaCpp:
+    """llama.cpp by llama-cpp-python, with the pooling that the file of the model names."""
+
+    def __init__(self, folder: Path, threads: int, artefact: str) -> None:
+        from llama_cpp import Llama
+
+        path = str(folder / artefact / "model.gguf")
+        # One batch holds all texts of a case.
+        settings = {"n_ctx": 2048, "n_batch": 2048, "n_ubatch": 512, "embedding": True}
+        threads = {"n_threads": threads, "n_threads_batch": threads}
+        self.model = Llama(path, **settings, **threads, verbose=False)
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        return np.array(self.model.embed(texts), np.float32)
+
+
 class TorchAttention:
     """`torch.nn.functional.scaled_dot_product_attention` alone."""
 
@@ -178,10 +193,14 @@ ALWAYS = (
     "transformers",
 )
 ONNX = ("onnx", "onnxruntime")
+LLAMA = ("gguf", "llama-cpp-python")
 SYSTEMS = {
     "ours-f32": System("ours", "f32"),
     "ours-bf16": System("ours", "bf16"),
     "ours-int8": System("ours", "int8"),
+    "ours-packed-f32": System("ours, packed weights on disk", "f32"),
+    "ours-packed-bf16": System("ours, packed weights on disk", "bf16"),
+    "ours-packed-int8": System("ours, packed weights on disk", "int8"),
     "candle-f32": System("candle-transformers", "f32"),
     "torch-f32": System("PyTorch", "f32", (), None, Torch),
     "torch-compile-f32": System("PyTorch, compiled", "f32", (), None, Torch, ("compile",)),
@@ -212,6 +231,16 @@ SYSTEMS = {
         OpenVino,
         ("openvino-int8", "bf16"),
     ),
+    "openvino-weights-int8": System(
+        "OpenVINO, compressed weights",
+        "int8",
+        ("openvino", "nncf"),
+        "openvino-weights-int8",
+        OpenVino,
+        ("openvino-weights-int8", "bf16"),
+    ),
+    "llama-f16": System("llama.cpp", "f16", LLAMA, "gguf-f16", LlamaCpp, ("gguf-f16",)),
+    "llama-q8_0": System("llama.cpp, Q8_0", "int8", LLAMA, "gguf-q8_0", LlamaCpp, ("gguf-q8_0",)),
     "ctranslate2-f32": System(
         "CTranslate2", "f32", ("ctranslate2",), "ctranslate2", CTranslate2, ("float32",)
     ),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from results import measured_with, table
-from sections import SECTIONS
+from sections import SECTIONS, Section
 from systems import SYSTEMS
 
 Found = dict[str, Any]
@@ -16,8 +16,10 @@ def label(system: str) -> str:
 
 
 def baseline(system: str, measured: Found) -> str | None:
-    """The system to compare a time with: ours in the same precision, or else ours in f32."""
-    ours = [f"ours-{SYSTEMS[system].dtype}", "ours-f32"]
+    """The system to compare a time with: ours in the same precision (bf16 for f16), or else ours
+    in f32."""
+    dtype = SYSTEMS[system].dtype
+    ours = [f"ours-{'bf16' if dtype == 'f16' else dtype}", "ours-f32"]
     return next((name for name in ours if name in measured), None)
 
 
@@ -44,13 +46,16 @@ def error(system: str, agreement: Found) -> str:
     return f"cos {mean:.6f}, lowest {min(case['lowest_cosine'] for case in cases):.6f}"
 
 
-def compared(name: str, found: Found) -> str:
-    section, measured = SECTIONS[name], found["ms"]
+def compared(section: Section, found: Found, peaks: bool = False) -> str:
+    """Times and differences, and with `peaks` the peak memory of each process."""
+    measured = found["ms"]
     rows = [
         [label(s), *(time(s, c, measured) for c in section.cases), error(s, found["agreement"])]
+        + [f"{found['peak_rss'][s]:,.0f} MB"] * peaks
         for s in measured
     ]
-    return table(["system", *section.cases, f"difference from {label(section.reference)}"], rows)
+    header = ["system", *section.cases, f"difference from {label(section.reference)}"]
+    return table(header + ["peak RSS"] * peaks, rows)
 
 
 def sentences(found: Found) -> str:
@@ -129,7 +134,7 @@ def section(name: str, found: Found) -> str:
     elif "peak" in found:
         text = with_peaks(name, found)
     else:
-        text = compared(name, found)
+        text = compared(SECTIONS[name], found)
     if "idle" in found:
         text += f"\n\nThe idle systems together used {found['idle']:.1%} of a core."
     return f"### {SECTIONS[name].title}\n\n{text}"

@@ -1,9 +1,12 @@
-"""Tests of results.py: `pytest benches/peers`."""
+"""Tests of results.py, tables.py and decoder_files.py: `pytest benches/peers`."""
 
 import sys
 
 import pytest
 import results
+import tables
+from decoder_files import gguf_name
+from sections import Section
 
 AMD = "vendor_id\t: AuthenticAMD\ncpu family\t: {}\nmodel\t\t: {}\nmodel name\t: AMD EPYC\nflags\t\t: avx2 avx512f\n"
 INTEL = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: {}\n"
@@ -41,3 +44,33 @@ def test_runs_of_a_month_are_appended_to_one_file(tmp_path, monkeypatch, capsys)
     assert text.startswith(f"# xeon-amx-2c, {first.today:%B %Y}\n")
     assert text.endswith("\n\n".join(["", *parts]) + "\n")
     assert capsys.readouterr().out == "".join(f"{part}\n\n" for part in [table, "after the table", "of another run"])
+
+
+def test_a_time_in_f16_is_compared_with_ours_in_bf16():
+    same = {"1×512": {"difference": 1e-6, "cosine": 1.0, "lowest_cosine": 0.999}}
+    ms = {"ours-f32": [40.0, 42.0], "ours-bf16": [10.0, 20.0], "llama-f16": [30.0, 30.0]}
+    found = {
+        "ms": {system: {"1×512": times} for system, times in ms.items()},
+        "agreement": dict.fromkeys(ms, same),
+        "peak_rss": {"ours-f32": 2400.2, "ours-bf16": 1200.0, "llama-f16": 1300.0},
+    }
+    section = Section("", "qwen3-0.6b", ("1×512",), tuple(ms), "torch-f32")
+    header, _, ours, _, llama = tables.compared(section, found, peaks=True).splitlines()
+    assert header == "| system | 1×512 | difference from PyTorch, f32 | peak RSS |"
+    assert ours == "| ours, f32 | 41.0 ms | 1.0e-06 | 2,400 MB |"
+    accuracy = "cos 1.000000, lowest 0.999000"
+    assert llama == f"| llama.cpp, f16 | 30.0 ms (2.25×) | {accuracy} | 1,300 MB |"
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("embed_tokens.weight", "token_embd.weight"),
+        ("layers.13.self_attn.q_proj.weight", "blk.13.attn_q.weight"),
+        ("layers.0.self_attn.k_norm.weight", "blk.0.attn_k_norm.weight"),
+        ("layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight"),
+        ("norm.weight", "output_norm.weight"),
+    ],
+)
+def test_a_tensor_has_the_name_of_llama_cpp(name, expected):
+    assert gguf_name(name) == expected

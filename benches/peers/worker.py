@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 import cases
+from decoder_files import DECODERS
 from systems import SYSTEMS
 
 
@@ -65,6 +66,21 @@ def embeddings(system: Any, texts: list[str], tokenizer: Tokenizer) -> Case:
     return Case(call, lambda vectors: vectors)
 
 
+def last_tokens(system: Any, texts: list[str], tokenizer: Tokenizer) -> Case:
+    """`(B, E)`: normalised hidden states of the last token of each text, which is tokenized before
+    the timed call unless the system does it."""
+    if hasattr(system, "embed"):
+        return Case(lambda: system.embed(texts), normalized)
+    sequences = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    states = hidden_states(system, sequences)
+    last = np.cumsum([len(sequence) for sequence in sequences]) - 1
+    return Case(states.call, lambda outputs: normalized(states.rows(outputs)[last]))
+
+
+def normalized(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 def attention(system: Any, qkv: dict[str, np.ndarray]) -> Case:
     """`(H·S, D)`: the output of one attention."""
     inputs = system.prepare(*(qkv[name] for name in "qkv"))
@@ -87,10 +103,11 @@ class Worker:
             self.cases = {s: attention(system, load_file(hf / f"{s}.safetensors")) for s in cases}
             return {}
         inputs = json.loads((hf / "cases.json").read_text())
-        if model == "minilm":
+        if model == "minilm" or model in DECODERS:
             tokenizer = Tokenizer.from_file(str(hf / "tokenizer.json"))
             tokenizer.no_padding()
-            self.cases = {name: embeddings(system, inputs[name], tokenizer) for name in cases}
+            case = embeddings if model == "minilm" else last_tokens
+            self.cases = {name: case(system, inputs[name], tokenizer) for name in cases}
         else:
             self.cases = {name: hidden_states(system, inputs[name]) for name in cases}
         return {}
