@@ -144,7 +144,7 @@ def onnx(folder: Path, target: Path) -> None:
     torch.onnx.export(
         model,
         example,
-        target / "model.onnx",
+        str(target / "model.onnx"),  # a string: only then may the weights exceed 2 GB
         input_names=names,
         output_names=["last_hidden_state"],
         dynamic_axes={name: {0: "B", 1: "T"} for name in [*names, "last_hidden_state"]},
