@@ -146,7 +146,7 @@ pub trait ReadTensor: Send + Sync {
 
 impl dyn ReadTensor + '_ {
     /// Writes the f32 values of the elements from `start` on to `out`. The conversion is exact. The
-    /// content of `buffer` has no meaning before and after the call. False as in [`Self::read`].
+    /// content of `buffer` has no meaning before and after the call. False as in [`ReadTensor::read`].
     pub(crate) fn read_f32(&self, buffer: &mut Vec<u16>, start: usize, out: &mut [f32]) -> bool {
         let dtype = self.dtype();
         let start = start * dtype.size_in_bytes();
