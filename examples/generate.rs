@@ -35,19 +35,21 @@ fn main() -> Result<()> {
     let mut written = tokenizer.decode(&ids)?;
     print!("{written}");
     let start = Instant::now();
-    let generated = model.generate_with(&[prompt.clone()], None, &config, |_sequence, token| {
-        ids.push(token);
-        // A token may be a part of a character, which the next token completes.
-        let text = tokenizer.decode(&ids).unwrap_or_default();
-        if let Some(new) = text.strip_prefix(&written).filter(|new| !new.ends_with('\u{fffd}')) {
-            print!("{new}");
-            written = text;
-        }
-        match stdout().flush() {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
-    })?;
+    let generated =
+        model.generate_with(std::slice::from_ref(&prompt), None, &config, |_sequence, token| {
+            ids.push(token);
+            // A token may be a part of a character, which the next token completes.
+            let text = tokenizer.decode(&ids).unwrap_or_default();
+            if let Some(new) = text.strip_prefix(&written).filter(|new| !new.ends_with('\u{fffd}'))
+            {
+                print!("{new}");
+                written = text;
+            }
+            match stdout().flush() {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        })?;
     let (new, seconds) = (generated[0].len() - prompt.len(), start.elapsed().as_secs_f64());
     println!("\n\n{new} tokens in {seconds:.3} s, {:.1} per second", new as f64 / seconds);
 
