@@ -8,13 +8,9 @@ use std::{
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
-use half::{
-    bf16, f16,
-    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
-};
 use mha_kernels::SharedBytes;
 
-use crate::{Error, NotLoaded, Result};
+use crate::{Error, NotLoaded, Result, widen::write_f32};
 
 /// The tensors that a module is built from: those of a [`VarBuilder`], or of a [`WeightSource`].
 ///
@@ -145,8 +141,8 @@ pub trait ReadTensor: Send + Sync {
 }
 
 impl dyn ReadTensor + '_ {
-    /// Writes the f32 values of the elements from `start` on to `out`. The conversion is exact. The
-    /// content of `buffer` has no meaning before and after the call. False as in [`ReadTensor::read`].
+    /// Writes the f32 values of the elements from `start` on to `out`. The conversion is exact.
+    /// `buffer` is overwritten. False if the elements cannot be read, as in [`ReadTensor::read`].
     pub(crate) fn read_f32(&self, buffer: &mut Vec<u16>, start: usize, out: &mut [f32]) -> bool {
         let dtype = self.dtype();
         let start = start * dtype.size_in_bytes();
@@ -157,11 +153,7 @@ impl dyn ReadTensor + '_ {
         if !self.read(start, bytemuck::cast_slice_mut(buffer)) {
             return false;
         }
-        if dtype == DType::F16 {
-            buffer.reinterpret_cast::<f16>().convert_to_f32_slice(out);
-        } else {
-            buffer.reinterpret_cast::<bf16>().convert_to_f32_slice(out);
-        }
+        write_f32(dtype, buffer, out);
         true
     }
 }

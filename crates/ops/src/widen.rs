@@ -35,7 +35,7 @@ pub fn widen(x: &Tensor) -> candle_core::Result<Tensor> {
 /// assert_eq!(ops::f32_from_f16(&[[0x00, 0x3c], [0x00, 0xc1]]), [1.0, -2.5]);
 /// ```
 pub fn f32_from_f16(values: &[[u8; 2]]) -> Vec<f32> {
-    convert(values, |bits, wide| bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide))
+    convert(values, DType::F16)
 }
 
 /// The f32 values of bf16 values in little-endian bytes, as for [`f32_from_f16`].
@@ -44,17 +44,24 @@ pub fn f32_from_f16(values: &[[u8; 2]]) -> Vec<f32> {
 /// assert_eq!(ops::f32_from_bf16(&[[0x80, 0x3f], [0x20, 0xc0]]), [1.0, -2.5]);
 /// ```
 pub fn f32_from_bf16(values: &[[u8; 2]]) -> Vec<f32> {
-    convert(values, |bits, wide| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(wide))
+    convert(values, DType::BF16)
 }
 
-/// Calls `to_f32` with the bits and the destination of each chunk of values.
-fn convert(values: &[[u8; 2]], to_f32: impl Fn(&[u16], &mut [f32]) + Sync) -> Vec<f32> {
+/// Writes the f32 values of f16 or bf16 values, given as bits, to `wide`.
+pub(crate) fn write_f32(dtype: DType, bits: &[u16], wide: &mut [f32]) {
+    match dtype {
+        DType::F16 => bits.reinterpret_cast::<f16>().convert_to_f32_slice(wide),
+        _ => bits.reinterpret_cast::<bf16>().convert_to_f32_slice(wide),
+    }
+}
+
+fn convert(values: &[[u8; 2]], dtype: DType) -> Vec<f32> {
     const CHUNK: usize = 4096;
     let mut wide = zeros::<f32>(values.len());
     let chunks = wide.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
     chunks.for_each(|(wide, values)| {
         let bits: Vec<u16> = values.iter().map(|&value| u16::from_le_bytes(value)).collect();
-        to_f32(&bits, wide);
+        write_f32(dtype, &bits, wide);
     });
     wide
 }
