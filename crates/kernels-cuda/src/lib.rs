@@ -109,6 +109,17 @@ macro_rules! by_dtype {
     };
 }
 
+/// Passes operands to a kernel: for each, the address of its elements, or the null pointer `$none` in
+/// place of an operand that is `None`.
+macro_rules! optional_arg {
+    ($builder:ident, $none:ident, $($operand:expr),+) => {{
+        $(match $operand {
+            Some(operand) => $builder.arg(operand),
+            None => $builder.arg(&$none),
+        };)+
+    }};
+}
+
 /// Whether the kernels support this GPU: they need compute capability 8.0 or higher.
 pub fn supports_device(device: &CudaDevice) -> bool {
     check_device(device).is_ok()
@@ -452,19 +463,10 @@ fn attention_typed<T: Element>(
         };
         match (&data, &bias) {
             (Some(data), _) => {
-                for view in data {
-                    match view {
-                        Some(view) => builder.arg(view),
-                        None => builder.arg(&none),
-                    };
-                }
+                let [keys, queries] = data;
+                optional_arg!(builder, none, keys, queries);
             }
-            (None, Some(bias)) => {
-                builder.arg(bias);
-            }
-            (None, None) => {
-                builder.arg(&none);
-            }
+            (None, bias) => optional_arg!(builder, none, bias),
         }
         let strides_of_relative = |view: Option<TensorView>| match view {
             Some((_, layout)) => (layout.stride()[0] as i64, layout.stride()[1] as i32),
@@ -565,10 +567,7 @@ fn add_layer_norm_typed<T: Element>(
         let mut builder = kernel.builder();
         builder.arg(&x);
         let none = 0u64;
-        match &y {
-            Some(y) => builder.arg(y),
-            None => builder.arg(&none),
-        };
+        optional_arg!(builder, none, &y);
         builder.arg(&weight).arg(&bias).arg(&out);
         builder_arg!(builder, (n / e) as i32, e as i32, eps);
         // SAFETY: the arguments have the order and types of the kernel's parameters. As checked
@@ -624,10 +623,7 @@ fn add_rms_norm_typed<T: Element>(
         let mut builder = kernel.builder();
         builder.arg(&x);
         let none = 0u64;
-        match &y {
-            Some(y) => builder.arg(y),
-            None => builder.arg(&none),
-        };
+        optional_arg!(builder, none, &y);
         builder.arg(&weight).arg(&out);
         builder_arg!(builder, e as i32, eps);
         // SAFETY: the arguments have the order and types of the kernel's parameters. As checked
@@ -695,16 +691,10 @@ fn embed_layer_norm_typed<T: Element>(
         let mut builder = kernel.builder();
         let none = 0u64;
         for i in 0..3 {
-            match ids.get(i) {
-                Some(ids) => builder.arg(ids),
-                None => builder.arg(&none),
-            };
+            optional_arg!(builder, none, ids.get(i));
         }
         for i in 0..3 {
-            match tables.get(i) {
-                Some(table) => builder.arg(table),
-                None => builder.arg(&none),
-            };
+            optional_arg!(builder, none, tables.get(i));
         }
         builder.arg(&weight).arg(&bias).arg(&out);
         let table_rows =
@@ -780,12 +770,7 @@ fn epilogue_typed<T: Element>(
         let mut builder = kernel.builder();
         builder.arg(&mut rows);
         let none = 0u64;
-        for operand in [&bias, &factor, &factor_bias] {
-            match operand {
-                Some(operand) => builder.arg(operand),
-                None => builder.arg(&none),
-            };
-        }
+        optional_arg!(builder, none, &bias, &factor, &factor_bias);
         builder_arg!(builder, (to - from) as u32, e as u32, activation);
         // Eight elements per thread; the kernel accepts any number of threads.
         let blocks = (to - from).div_ceil(8 * THREADS as usize);
