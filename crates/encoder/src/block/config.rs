@@ -585,11 +585,14 @@ impl EncoderConfig {
             || self.disentangled.is_some()
     }
 
-    /// Whether the hidden states of a token depend only on the tokens up to it and on rotary
-    /// positions.
+    /// Whether the keys and values of a token depend only on the ids of the tokens up to it: the
+    /// attention is causal, and the positions are rotary with frequencies that do not depend on the
+    /// length of the sequence.
     pub(crate) fn shares_prefixes(&self) -> bool {
+        let is_fixed =
+            |layer: &RotaryPositions| !matches!(layer.scaling, RotaryScaling::DynamicNtk { .. });
         self.causal
-            && matches!(self.positions, Positions::Rotary(_))
+            && matches!(&self.positions, Positions::Rotary(layers) if layers.iter().all(is_fixed))
             && self.embeddings.type_vocab_size.is_none()
             && self.relative_bias.is_none()
             && self.disentangled.is_none()

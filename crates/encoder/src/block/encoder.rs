@@ -152,13 +152,7 @@ impl Encoder {
     ) -> Result<Tensor> {
         let mask = if self.causal { mask.clone().with_causal(0) } else { mask.clone() };
         let visit = |output: LayerOutput| visit(&output.hidden, output.weights);
-        self.run(x, mask, None, State::None, select, visit)
-    }
-
-    /// Whether [`Self::prefix`] and [`Self::forward_after`] compute the same as [`Self::forward`]:
-    /// the attention is causal, and no rotary frequency depends on the length of a sequence.
-    pub(crate) fn shares_prefixes(&self) -> bool {
-        self.causal && self.rotary.iter().all(|rotary| rotary.trained().is_none())
+        self.run(x, mask, None, Preceding::None, select, visit)
     }
 
     /// The keys and values of tokens with which several sequences begin, for
@@ -172,13 +166,14 @@ impl Encoder {
         let tokens = x.dim(1)?;
         let mask = AttentionMask::causal(0).with_sequences(&[0, tokens])?;
         let mut cache = self.cache(tokens);
-        self.run(x, mask, None, State::Cache(&mut cache), |_| HeadWeights::None, |_| ())?;
+        self.run(x, mask, None, Preceding::Cache(&mut cache), |_| HeadWeights::None, |_| ())?;
         let layers = cache.layers.iter().map(KvCache::to_memory);
         let layers = layers.collect::<mha::Result<Option<_>>>()?;
         Ok(Prefix { layers: layers.expect("each layer has appended the tokens") })
     }
 
-    /// The hidden states of ragged sequences of which each continues `prefix`.
+    /// The hidden states of ragged sequences of which each continues `prefix`, for a config with
+    /// [`EncoderConfig::shares_prefixes`].
     ///
     /// # Shapes
     /// `x`: `(1, N, E)`, the tokens after the prefix; `offsets`: the index of each sequence's first
@@ -193,7 +188,7 @@ impl Encoder {
     ) -> Result<Tensor> {
         let mask = AttentionMask::causal(prefix.len());
         let mask = mask.with_sequences_after(offsets, prefix.len())?;
-        self.run(x, mask, None, State::Prefix(prefix), |_| HeadWeights::None, |_| ())
+        self.run(x, mask, None, Preceding::Prefix(prefix), |_| HeadWeights::None, |_| ())
     }
 
     /// An empty cache for at most `capacity` tokens per sequence.
@@ -255,7 +250,7 @@ impl Encoder {
         }
         let mask = AttentionMask::causal(len).with_optional_padding(padding)?;
         let none = |_| HeadWeights::None;
-        let hidden = self.run(x, mask, memory, State::Cache(&mut *cache), none, |_| ());
+        let hidden = self.run(x, mask, memory, Preceding::Cache(&mut *cache), none, |_| ());
         match &hidden {
             Ok(_) => cache.longest = longest,
             Err(_) => cache.truncate(len), // some layers may have added the tokens
@@ -279,7 +274,7 @@ impl Encoder {
         let mask = AttentionMask::causal(0).with_optional_padding(padding)?;
         let mut attentions = DecoderAttentions::default();
         let all = |_| HeadWeights::All;
-        let hidden = self.run(x, mask, memory, State::None, all, |output| {
+        let hidden = self.run(x, mask, memory, Preceding::None, all, |output| {
             attentions.causal.extend(output.weights);
             attentions.cross.extend(output.memory_weights);
         })?;
@@ -293,7 +288,7 @@ impl Encoder {
         x: &Tensor,
         mut mask: AttentionMask,
         memory: Option<&DecoderMemory>,
-        mut state: State,
+        mut preceding: Preceding<DecoderCache, Prefix>,
         select: impl Fn(usize) -> HeadWeights,
         mut visit: impl FnMut(LayerOutput),
     ) -> Result<Tensor> {
@@ -314,10 +309,10 @@ impl Encoder {
         }
         let rotations = self.rotary.iter().map(|rotary| rotary.of_mask(&mask, b, t));
         let rotations: Vec<RotaryAt> = rotations.collect::<mha::Result<_>>()?;
-        let preceding = match &state {
-            State::None => 0,
-            State::Cache(cache) => cache.len(),
-            State::Prefix(prefix) => mask.ragged_sequences() * prefix.len(),
+        let preceding_keys = match &preceding {
+            Preceding::None => 0,
+            Preceding::Cache(cache) => cache.len(),
+            Preceding::Prefix(prefix) => mask.ragged_sequences() * prefix.len(),
         };
         // The mask of each distinct window of the layers.
         let mut masks: HashMap<Option<usize>, LoweredMask> = HashMap::new();
@@ -327,17 +322,17 @@ impl Encoder {
                     None => mask.clone(),
                     Some(radius) => mask.clone().with_window(radius),
                 };
-                entry.insert(self.layers[0].lower(x, &mask, preceding)?);
+                entry.insert(self.layers[0].lower(x, &mask, preceding_keys)?);
             }
         }
         let mut x = x.clone();
         for i in 0..self.num_hidden_layers {
             let weights = select(i);
             let context = Context {
-                preceding: match &mut state {
-                    State::None => Preceding::None,
-                    State::Cache(cache) => Preceding::Cache(&mut cache.layers[i]),
-                    State::Prefix(prefix) => Preceding::Prefix(&prefix.layers[i]),
+                preceding: match &mut preceding {
+                    Preceding::None => Preceding::None,
+                    Preceding::Cache(cache) => Preceding::Cache(&mut cache.layers[i]),
+                    Preceding::Prefix(prefix) => Preceding::Prefix(&prefix.layers[i]),
                 },
                 memory: memory.map(|memory| memory.layer(i)),
                 memory_weights: weights.clone(),
@@ -379,15 +374,6 @@ impl Encoder {
             expected => Err(InputError::OtherDecoder { what, got, expected }.into()),
         }
     }
-}
-
-/// The keys and values of the tokens before those that [`Encoder::run`] computes, of all layers.
-enum State<'a> {
-    None,
-    /// Those of each sequence, to which each layer appends.
-    Cache(&'a mut DecoderCache),
-    /// Those of a prefix of all ragged sequences.
-    Prefix(&'a Prefix),
 }
 
 /// The columns of `table` `(H, 2·R + 1)` for the distances that occur in rows of `t` tokens with

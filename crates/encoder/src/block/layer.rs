@@ -55,22 +55,23 @@ pub struct EncoderLayer {
     output_norms: Option<[Norm; 2]>,
 }
 
-/// The keys and values of the tokens before those of a layer's input.
+/// The keys and values of the tokens before those of the input, in the form of one layer
+/// ([`KvCache`], [`Memory`]) or of all layers.
 #[derive(Default)]
-pub(super) enum Preceding<'a> {
-    /// There are none.
+pub(super) enum Preceding<'a, C, P> {
+    /// No tokens precede the input.
     #[default]
     None,
-    /// Those of each sequence. The layer appends those of its tokens.
-    Cache(&'a mut KvCache),
-    /// Those of a prefix of all ragged sequences.
-    Prefix(&'a Memory),
+    /// The keys and values of each sequence. A layer appends the keys and values of its input.
+    Cache(&'a mut C),
+    /// The keys and values of a prefix that all ragged sequences continue.
+    Prefix(&'a P),
 }
 
 /// The keys and values that the tokens of a layer attend to besides each other's.
 #[derive(Default)]
 pub(super) struct Context<'a> {
-    pub(super) preceding: Preceding<'a>,
+    pub(super) preceding: Preceding<'a, KvCache, Memory>,
     /// The keys and values of an encoder's output, and its padding.
     pub(super) memory: Option<(&'a Memory, Option<&'a Tensor>)>,
     /// The weights of cross-attention to return.

@@ -24,7 +24,7 @@ const TOKENS_PER_THREAD: usize = 128;
 /// Maximum number of keys per token, on average, in one part of a batch of sequences after a prefix.
 const KEYS_PER_TOKEN: usize = 8;
 
-/// Maximum number of keys in one part of such a batch on a GPU.
+/// Maximum number of keys in one part of such a batch.
 const MAX_KEYS: usize = 1 << 18;
 
 /// An encoder of any architecture, with or without the pooler.
@@ -408,15 +408,14 @@ impl EncoderModel {
                 Ok(self.encoder.forward(&self.embed_ragged(ids)?, mask)?.squeeze(0)?)
             })
         };
-        // Each sequence has the keys and values of the prefix once, in the layer that is computed.
-        let keys = batch.tokens() + prefix.map_or(0, |prefix| batch.sequences() * prefix.len());
-        let part = if self.device.is_cpu() {
-            TOKENS_PER_THREAD * ops::max_threads()
-        } else {
-            MAX_KEYS / KEYS_PER_TOKEN
-        };
-        let part = part.min((part * KEYS_PER_TOKEN * batch.tokens()).div_ceil(keys));
-        if !self.device.is_cpu() && (prefix.is_none() || keys <= MAX_KEYS) {
+        let mut part = self.tokens_per_part();
+        if let Some(prefix) = prefix {
+            // Each layer holds the keys and values of the prefix once for each sequence.
+            let keys = batch.tokens() + batch.sequences() * prefix.len();
+            let max_keys = part.saturating_mul(KEYS_PER_TOKEN).min(MAX_KEYS);
+            part = part.min((max_keys * batch.tokens()).div_ceil(keys));
+        }
+        if !self.device.is_cpu() && batch.tokens() <= part {
             return encode(batch);
         }
         // All work runs in the rayon pool, so that concurrent callers share the threads of the pool
@@ -425,6 +424,11 @@ impl EncoderModel {
             let hidden = batch.parts(part).map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
             Ok(Tensor::cat(&hidden, 0)?)
         })
+    }
+
+    /// Maximum number of tokens in one part of a batch.
+    fn tokens_per_part(&self) -> usize {
+        if self.device.is_cpu() { TOKENS_PER_THREAD * ops::max_threads() } else { usize::MAX }
     }
 
     /// The hidden state of one token of each sequence: token `at[i]` of sequence i. If the model is
@@ -451,11 +455,8 @@ impl EncoderModel {
             let rows = rows.map(|row| row as u32);
             Ok(hidden.index_select(&Tensor::from_iter(rows, hidden.device())?, 0)?)
         };
-        let groups = if self.config.shares_prefixes() && self.encoder.shares_prefixes() {
-            self.groups(batch, at, prompts)
-        } else {
-            vec![]
-        };
+        let groups =
+            if self.config.shares_prefixes() { self.groups(batch, at, prompts) } else { vec![] };
         if groups.is_empty() {
             let hidden = self.forward_ragged(batch)?;
             if batch.sequences() == 0 {
@@ -475,8 +476,9 @@ impl EncoderModel {
             let start = prefix.as_ref().map_or(0, Prefix::len);
             let tails = batch.tails(&sequences, start)?;
             let states = self.forward_after(&tails, prefix.as_ref())?;
-            let last = tails.offsets().iter().zip(&sequences).map(|(row, &i)| row + at[i] - start);
-            hidden.push(select(states, &mut last.into_iter())?);
+            let mut last =
+                tails.offsets().iter().zip(&sequences).map(|(row, &i)| row + at[i] - start);
+            hidden.push(select(states, &mut last)?);
             for i in sequences {
                 rows[i] = computed;
                 computed += 1;
@@ -546,8 +548,7 @@ impl EncoderModel {
             let mask = AttentionMask::none().with_valid_lens(&keys)?;
             Ok(self.encoder.forward(&x, &mask)?.reshape((b * t, e))?)
         };
-        let max_tokens =
-            if self.device.is_cpu() { TOKENS_PER_THREAD * ops::max_threads() } else { usize::MAX };
+        let max_tokens = self.tokens_per_part();
         rayon::scope(|_| {
             let (mut hidden, mut first) = (vec![], 0);
             for equal in lengths.chunk_by(|a, b| a == b) {
