@@ -1,6 +1,6 @@
 //! Compiles each `cuda/*.cu` with nvcc, which candle's `cuda` feature needs too. A fat binary has
-//! machine code for each of `ARCHITECTURES`, and PTX, which the driver of a later GPU compiles when the
-//! program runs.
+//! machine code for each of `ARCHITECTURES`, and PTX, which the driver of a later GPU compiles when
+//! the program runs.
 
 use std::{
     env, fs,
@@ -52,7 +52,7 @@ fn main() {
     }
 }
 
-/// Those of [`ARCHITECTURES`] that this nvcc supports; all if it does not list them.
+/// The members of [`ARCHITECTURES`] that this nvcc supports; all of them if nvcc lists none.
 fn supported(nvcc: &str) -> Vec<&'static str> {
     let listed = Command::new(nvcc).arg("--list-gpu-code").output();
     let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

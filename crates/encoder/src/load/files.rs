@@ -383,7 +383,7 @@ impl Opened {
     }
 
     /// The bytes `start..start + len` at a multiple of `alignment` in memory, which is at most 4.
-    /// They are not copied if they are aligned: those of a file are mapped. For a file in memory,
+    /// Aligned bytes are not copied: the bytes of a file on disk are mapped. For a file in memory,
     /// the range must be within the file.
     pub(crate) fn shared(
         &self,
