@@ -159,9 +159,11 @@ fn ragged_attention<T: Copy + Sync>(
         let strides = [n * 3 * WIDTH, d, 3 * WIDTH];
         Strided { data: &qkv[i * WIDTH..], strides, dims: [1, HEADS, n, d] }
     });
-    let range = |i: usize| i * tokens..(i + 1) * tokens;
-    let sequences: Vec<Sequence> =
-        (0..sequences).map(|i| Sequence { b: 0, queries: range(i), keys: range(i) }).collect();
+    let sequence = |i: usize| {
+        let tokens = i * tokens..(i + 1) * tokens;
+        Sequence { b: 0, queries: tokens.clone(), keys: tokens, first_query: 0 }
+    };
+    let sequences: Vec<Sequence> = (0..sequences).map(sequence).collect();
     let scale = 1.0 / (d as f32).sqrt();
     let args = Attention::new([q, k, v], &sequences, scale);
 

@@ -84,24 +84,24 @@ template <typename T, Kind KIND> struct Head {
     std::conditional_t<KIND == RELATIVE, Relative<T>, Nothing> relative;
 };
 
-// A tile of up to 64 queries. Tokens are counted from the first query of the batch. The keys of a
-// sequence are a prefix, which has the same length in all sequences, and those of its queries. The
-// first key has the number of the sequence's first query: `place_keys` moves the pointers accordingly.
+// A tile of up to 64 queries. Queries are counted from the first of the batch. A key has the number
+// of the query at its position, which may be negative: `place_keys` moves the pointers accordingly.
 struct Tile {
     int first;           // the first query
     Range queries, keys; // all of the sequence
-    int64_t prefixes;    // number of keys in the prefixes of the preceding sequences
+    int64_t moved;       // the index of key 0
 
-    __device__ Tile(const uint32_t *tiles, int prefix) {
-        const uint32_t *tile = tiles + 4 * blockIdx.x;
-        queries = {(int)tile[0], (int)tile[1]};
-        keys = {queries.from, queries.to + prefix};
+    __device__ Tile(const uint32_t *tiles) {
+        const int *tile = (const int *)tiles + 6 * blockIdx.x;
+        queries = {tile[0], tile[1]};
         first = tile[2];
-        prefixes = tile[3];
+        keys.from = queries.from - tile[3];
+        keys.to = keys.from + tile[5] - tile[4];
+        moved = tile[4] - keys.from;
     }
     template <typename H> __device__ void place_keys(H &head) const {
-        head.k += prefixes * head.k_stride;
-        head.v += prefixes * head.v_stride;
+        head.k += moved * head.k_stride;
+        head.v += moved * head.v_stride;
     }
 };
 
@@ -388,19 +388,19 @@ __device__ inline Visible visible_in_tile(Range keys, Range of_warp, int first, 
             {query + positions.first, query + positions.last + 1}};
 }
 
-// 64 · M queries per thread block. tiles: for each tile of 64 queries, the first token of its
-// sequence, the end of its sequence, the tile's first query, and the number of keys in the prefixes
-// of the preceding sequences. There is a thread block for each tile of queries and each head. If M
-// is 2, the blocks of the second, fourth, … tile of a sequence return at once: the block of the
+// 64 · M queries per thread block. tiles: for each tile of 64 queries, the start and the end of the
+// queries of its sequence, the tile's first query, the position of the sequence's first query, and
+// the start and the end of its keys. There is a thread block for each tile of queries and each head.
+// If M is 2, the blocks of the second, fourth, … tile of a sequence return at once: the block of the
 // preceding tile computes their queries too.
 template <int W, int M, Kind KIND, typename T>
-__device__ void attend(Head<T, KIND> head, const uint32_t *tiles, int prefix, float scale,
+__device__ void attend(Head<T, KIND> head, const uint32_t *tiles, float scale,
                        const Positions &positions) {
     // While the warps compute with one tile, the next one is copied.
     const int N = KEYS<W>;
     alignas(16) __shared__ Rows<N, W, T> keys[2], values[2];
 
-    const Tile tile(tiles, prefix);
+    const Tile tile(tiles);
     tile.place_keys(head);
     const int first = tile.first, end = tile.queries.to;
     if ((first - tile.queries.from) / QUERIES % M != 0) return;
@@ -457,7 +457,7 @@ __device__ inline float dot(float4 x, float4 y, float sum) {
 
 // 64 queries per thread block; the second template parameter is 1.
 template <int W, int, Kind KIND>
-__device__ void attend(Head<float, KIND> head, const uint32_t *tiles, int prefix, float scale,
+__device__ void attend(Head<float, KIND> head, const uint32_t *tiles, float scale,
                        const Positions &positions) {
     // LANES neighbouring threads compute ROWS queries. Each thread computes the scores of every
     // eighth key, then every eighth group of four columns of the context. Rows of keys are padded
@@ -471,7 +471,7 @@ __device__ void attend(Head<float, KIND> head, const uint32_t *tiles, int prefix
     alignas(16) __shared__ float weights[QUERIES][N + 4];
     float(*values)[WIDTH] = IS_WIDE ? keys : narrow_values;
 
-    const Tile tile(tiles, prefix);
+    const Tile tile(tiles);
     tile.place_keys(head);
     const int first = tile.first, end = tile.queries.to, d = head.d;
     const int lane = threadIdx.x % LANES, row0 = threadIdx.x / LANES * ROWS;
@@ -604,15 +604,15 @@ constexpr int min_blocks(Kind kind, int w, int queries) {
 #define KERNEL(prefix, kind, name, T, W, Q)                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, min_blocks(kind, W, Q))                  \
         prefix##_##name##_##W##_##Q(                                                               \
-            const T *q, const T *k, const T *v, T *out, const uint32_t *tiles, int keys_before,    \
-            int64_t q_head, int q_token, int64_t k_head, int k_token, int64_t v_head, int v_token, \
+            const T *q, const T *k, const T *v, T *out, const uint32_t *tiles, int64_t q_head,      \
+            int q_token, int64_t k_head, int k_token, int64_t v_head, int v_token, \
             int group, int d, float scale, int first, int last,                   \
             const float *bias, int columns, int zero) {                                            \
         const int64_t head = blockIdx.y, heads = gridDim.y;                                        \
         attend<W, Q / QUERIES, kind>(                                                              \
             Head<T, kind>{q + head * q_head, k + head / group * k_head, v + head / group * v_head,       \
                     out + head * d, q_token, k_token, v_token, (int)heads * d, d},                      \
-            tiles, keys_before, scale,                                                             \
+            tiles, scale,                                                                          \
             Positions{first, last, columns, zero, bias + head * columns});                         \
     }
 #define KERNELS_OF_16_BITS(prefix, kind, name)                                                     \

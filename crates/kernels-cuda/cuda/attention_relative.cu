@@ -75,12 +75,12 @@ __device__ inline void add_relative(Scores<1, TILE / 8> &scores, const Queries<W
 }
 
 template <int W, typename T>
-__device__ void attend_relative(Head<T, RELATIVE> head, const uint32_t *tiles, int prefix, float scale,
+__device__ void attend_relative(Head<T, RELATIVE> head, const uint32_t *tiles, float scale,
                                 const Positions &positions) {
     DYNAMIC_SHARED(memory);
     Shared<W, T> &shared = *reinterpret_cast<Shared<W, T> *>(memory);
 
-    const Tile tile(tiles, prefix);
+    const Tile tile(tiles);
     tile.place_keys(head);
     const int first = tile.first, end = tile.queries.to, warp = threadIdx.x / 32;
     const int first_of_warp = first + 16 * warp;
@@ -134,15 +134,15 @@ __device__ void attend_relative(Head<T, RELATIVE> head, const uint32_t *tiles, i
 }
 
 template <int W>
-__device__ void attend_relative(const Head<float, RELATIVE> &head, const uint32_t *tiles, int prefix,
-                                float scale, const Positions &positions) {
-    attend<W, 1, RELATIVE>(head, tiles, prefix, scale, positions);
+__device__ void attend_relative(const Head<float, RELATIVE> &head, const uint32_t *tiles, float scale,
+                                const Positions &positions) {
+    attend<W, 1, RELATIVE>(head, tiles, scale, positions);
 }
 
 #define RELATIVE_KERNEL(name, T, W)                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_relative_##name##_##W##_64( \
-        const T *q, const T *k, const T *v, T *out, const uint32_t *tiles, int keys_before,        \
-        int64_t q_head, int q_token, int64_t k_head, int k_token, int64_t v_head, int v_token,     \
+        const T *q, const T *k, const T *v, T *out, const uint32_t *tiles, int64_t q_head,         \
+        int q_token, int64_t k_head, int k_token, int64_t v_head, int v_token,     \
         int group, int d, float scale, int first, int last,                       \
         const T *relative_keys, const T *relative_queries, int64_t keys_head, int keys_row,        \
         int64_t queries_head, int queries_row, const uint32_t *rows, int columns, int zero) {  \
@@ -153,7 +153,7 @@ __device__ void attend_relative(const Head<float, RELATIVE> &head, const uint32_
             Head<T, RELATIVE>{q + head * q_head, k + head / group * k_head, v + head / group * v_head,       \
                     out + head * d, q_token, k_token, v_token, (int)heads * d, d,                       \
                     {own_keys, own_queries, keys_row, queries_row}},                               \
-            tiles, keys_before, scale, Positions{first, last, columns, zero, nullptr, rows});      \
+            tiles, scale, Positions{first, last, columns, zero, nullptr, rows});      \
     }
 #define RELATIVE_KERNELS(name, T)                                                                  \
     RELATIVE_KERNEL(name, T, 32)                                                                   \

@@ -77,16 +77,17 @@ void attention(const std::string &name, double tolerance, int d, const Case &tes
                                               : std::vector{7, 130};
     const int heads = 2, groups = 1, group = heads / groups;
     const int radius = 250, columns = 2 * radius + 1, positions = 16;
-    int n = 0, shift = 0;
+    int n = 0, s = 0;
     std::vector<uint32_t> tiles;
     for (int length : lengths) {
+        const int n_keys = prefix + length;
         for (int query = 0; query < length; query += QUERIES)
-            tiles.insert(tiles.end(), {(uint32_t)n, (uint32_t)(n + length), (uint32_t)(n + query),
-                                       (uint32_t)shift});
+            for (int value : {n, n + length, n + query, prefix, s, s + n_keys})
+                tiles.push_back(value);
         n += length;
-        shift += prefix;
+        s += n_keys;
     }
-    const int s = n + shift, width = heads * d + 8, kv_width = 2 * groups * d;
+    const int width = heads * d + 8, kv_width = 2 * groups * d;
     const auto queries = random_vector<T>((size_t)n * width, 1.5);
     auto kv = random_vector<T>((size_t)s * kv_width, 1.5);
     if (kind != WHOLE)
@@ -103,18 +104,18 @@ void attention(const std::string &name, double tolerance, int d, const Case &tes
     out[0] = NAN;
     const T *q = queries.data(), *k = kv.data(), *v = k + groups * d;
     const float scale = 1 / std::sqrt((float)d);
-    const Dim grid = {(unsigned)tiles.size() / 4, heads, 1};
+    const Dim grid = {(unsigned)tiles.size() / 6, heads, 1};
     if constexpr (std::is_invocable_v<decltype(kernel), const T *, const T *, const T *, T *,
-                                      const uint32_t *, int, int64_t, int, int64_t, int, int64_t,
-                                      int, int, int, float, int, int, const float *, int, int>)
+                                      const uint32_t *, int64_t, int, int64_t, int, int64_t, int,
+                                      int, int, float, int, int, const float *, int, int>)
         launch(grid, THREADS, [&] {
-            kernel(q, k, v, out.data(), tiles.data(), prefix, d, width, d, kv_width, d, kv_width,
-                   group, d, scale, first, last, biases.data(), columns, radius);
+            kernel(q, k, v, out.data(), tiles.data(), d, width, d, kv_width, d, kv_width, group, d,
+                   scale, first, last, biases.data(), columns, radius);
         });
     else
         launch(grid, {THREADS, 1, 1}, sizeof(Shared<W, uint16_t>), [&] {
-            kernel(q, k, v, out.data(), tiles.data(), prefix, d, width, d, kv_width, d, kv_width,
-                   group, d, scale, first, last, has_keys ? relative_keys.data() : nullptr,
+            kernel(q, k, v, out.data(), tiles.data(), d, width, d, kv_width, d, kv_width, group, d,
+                   scale, first, last, has_keys ? relative_keys.data() : nullptr,
                    has_queries ? relative_queries.data() : nullptr, d, row, d, row, rows.data(),
                    columns, radius);
         });
@@ -132,7 +133,7 @@ void attention(const std::string &name, double tolerance, int d, const Case &tes
                 std::vector<double> weights(n_keys);
                 double sum = 0;
                 const auto is_visible = [&](int key) {
-                    const int distance = key - t;
+                    const int distance = key - prefix - t;
                     const bool is_near = first <= distance && distance <= last;
                     const float bias = biases[h * columns + radius + distance];
                     return (kind == WHOLE || is_near) && (kind != BIASED || bias != -INFINITY);
@@ -144,12 +145,12 @@ void attention(const std::string &name, double tolerance, int d, const Case &tes
                 for (int key = 0; key < n_keys; key++) {
                     if (!is_visible(key)) continue;
                     double dot = product(query, key_at(k, key));
-                    const size_t at = rows[radius + key - t] * row + h * d;
+                    const size_t at = rows[radius + key - prefix - t] * row + h * d;
                     if (kind == RELATIVE && has_keys) dot += product(query, &relative_keys[at]);
                     if (kind == RELATIVE && has_queries)
                         dot += product(key_at(k, key), &relative_queries[at]);
                     dot *= scale;
-                    if (kind == BIASED) dot += biases[h * columns + radius + key - t];
+                    if (kind == BIASED) dot += biases[h * columns + radius + key - prefix - t];
                     sum += weights[key] = std::exp(dot);
                 }
                 for (int key = 0; key < n_keys; key++)
@@ -171,11 +172,11 @@ template <typename T, int W>
 void attention(const std::string &name, double tolerance, auto whole, auto band, auto biased) {
     attention<T, W>(name, tolerance, W - 24, {"whole, prefix", WHOLE, 0, 0, 50}, whole);
     attention<T, W>(name, tolerance, W - 8, {"causal window", BAND, 2 - 20, 2}, band);
-    attention<T, W>(name, tolerance, W, {"bias, prefix", BIASED, -500, 20, 20}, biased);
+    attention<T, W>(name, tolerance, W, {"bias, prefix", BIASED, -500, 0, 20}, biased);
     if (!has_all_cases<T, W>) return;
     attention<T, W>(name, tolerance, W, {"whole", WHOLE}, whole);
     attention<T, W>(name, tolerance, W, {"window", BAND, -20, 20}, band);
-    attention<T, W>(name, tolerance, W, {"causal, prefix", BAND, -500, 50, 50}, band);
+    attention<T, W>(name, tolerance, W, {"causal, prefix", BAND, -500, 0, 50}, band);
     attention<T, W>(name, tolerance, W, {"no visible key", BAND, 30, 50}, band);
     attention<T, W>(name, tolerance, W - 16, {"bias", BIASED, -500, 500}, biased);
     attention<T, W>(name, tolerance, W, {"bias, window", BIASED, -3, 3}, biased);
@@ -187,7 +188,7 @@ void relative(const std::string &name, double tolerance, auto kernel) {
     attention<T, W>(name, tolerance, W, {"all terms", RELATIVE, -500, 500}, kernel);
     if (!has_all_cases<T, W>) return;
     attention<T, W>(name, tolerance, W - 8, {"window", RELATIVE, -20, 20}, kernel);
-    attention<T, W>(name, tolerance, W, {"causal, prefix", RELATIVE, -500, 30, 30}, kernel);
+    attention<T, W>(name, tolerance, W, {"causal, prefix", RELATIVE, -500, 0, 30}, kernel);
     attention<T, W>(name, tolerance, W, {"keys", RELATIVE, -500, 500, 0, true, false}, kernel);
     attention<T, W>(name, tolerance, W, {"queries", RELATIVE, -500, 500, 0, false, true}, kernel);
 }

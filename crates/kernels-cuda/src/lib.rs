@@ -15,7 +15,7 @@ mod graph;
 mod linear;
 mod module;
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use candle_core::{
     CudaDevice, CudaStorage, DType, Layout, Result, Shape,
@@ -182,47 +182,61 @@ pub fn supports_heads(dtype: DType, layout: &Layout) -> bool {
     b == 1 && has_width && stride == 1 && are_aligned && is_small && is_supported
 }
 
+/// Queries of a ragged sequence, and the keys of the sequence.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// The indices of the queries among those of all sequences.
+    pub queries: Range<usize>,
+    /// The indices of the keys among those of all sequences.
+    pub keys: Range<usize>,
+    /// The position of the first query, counted from the first key.
+    pub first_query: usize,
+}
+
 /// The ragged sequences of a batch in the form that the [`attention`] kernel expects, on a GPU: for
-/// each tile of up to 64 queries, the first token of the tile's sequence, the end of this sequence,
-/// the tile's first query, and the number of keys in the prefixes of the preceding sequences.
+/// each tile of up to 64 queries, the queries and the keys of its sequence as ranges, the tile's
+/// first query, and the position of the sequence's first query.
 #[derive(Clone, Debug)]
 pub struct Tiles {
     tiles: Arc<CudaSlice<u32>>,
     device: CudaDevice,
     count: usize,
-    tokens: usize,
+    queries: usize,
     keys: usize,
-    prefix: usize,
     /// The result of [`mostly_pairs`] for the sequences.
     mostly_pairs: bool,
 }
 
 impl Tiles {
-    /// The tiles of ragged sequences. `offsets` holds the first token of each of B sequences, then
-    /// N, the number of tokens. The keys of a sequence are those of its tokens, after `prefix` other
-    /// keys: sequence i has its keys from `offsets[i] + i · prefix` on, and there are
-    /// `N + B · prefix` keys.
+    /// The tiles of ragged sequences, whose queries follow each other.
     ///
     /// # Errors
-    /// candle's error if `offsets` is empty or does not start with 0, if an offset is smaller than
-    /// its predecessor, if there are more than 2²⁹ keys, or if the driver reports an error.
-    pub fn new(device: &CudaDevice, offsets: &[usize], prefix: usize) -> Result<Self> {
-        check_offsets(offsets)?;
-        let (b, tokens) = (offsets.len() - 1, offsets[offsets.len() - 1]);
-        let keys = b.checked_mul(prefix).and_then(|keys| keys.checked_add(tokens));
-        let Some(keys) = keys.filter(|&keys| keys <= MAX_TOKENS) else {
-            bail!(
-                "{tokens} tokens in {b} sequences with {prefix} keys before each: expected at most \
-                 {MAX_TOKENS} keys"
-            );
-        };
-        let tiles = tiles(offsets, prefix);
-        let count = tiles.len() / 4;
-        let mostly_pairs = mostly_pairs(offsets, count);
+    /// candle's error if the queries do not start at 0, if those of a sequence do not start at the
+    /// end of those before, if there are more than 2²⁹ queries, keys or positions, or if the driver
+    /// reports an error.
+    pub fn new(device: &CudaDevice, sequences: &[Sequence]) -> Result<Self> {
+        let (mut queries, mut keys) = (0, 0);
+        for (i, sequence) in sequences.iter().enumerate() {
+            if sequence.queries.start != queries || sequence.queries.end < queries {
+                let got = &sequence.queries;
+                bail!("the queries of sequence {i} are {got:?}: expected a start at {queries}");
+            }
+            let end = sequence.queries.len().saturating_add(sequence.first_query);
+            if end > MAX_TOKENS {
+                bail!("the queries of sequence {i} end at {end}: expected at most {MAX_TOKENS}");
+            }
+            (queries, keys) = (sequence.queries.end, keys.max(sequence.keys.end));
+        }
+        if keys.max(queries) > MAX_TOKENS {
+            bail!("{queries} queries and {keys} keys: expected at most {MAX_TOKENS}");
+        }
+        let tiles = tiles(sequences);
+        let count = tiles.len() / TILE;
+        let mostly_pairs = mostly_pairs(sequences, count);
         // Some drivers refuse an allocation of 0 bytes.
         let tiles = if tiles.is_empty() { vec![0] } else { tiles };
         let (tiles, device) = (Arc::new(device.clone_htod(&tiles)?), device.clone());
-        Ok(Self { tiles, device, count, tokens, keys, prefix, mostly_pairs })
+        Ok(Self { tiles, device, count, queries, keys, mostly_pairs })
     }
 
     /// Whether the tiles are on this device.
@@ -249,28 +263,30 @@ fn check_offsets(offsets: &[usize]) -> Result<()> {
     Ok(())
 }
 
-fn tiles(offsets: &[usize], prefix: usize) -> Vec<u32> {
-    let sequences = offsets.windows(2).map(|w| (w[0], w[1])).enumerate();
-    let tiles = sequences.flat_map(|(i, (begin, end))| {
-        let queries = (begin..end).step_by(QUERIES);
-        queries.flat_map(move |query| [begin, end, query, i * prefix])
+/// The number of values of a tile.
+const TILE: usize = 6;
+
+fn tiles(sequences: &[Sequence]) -> Vec<u32> {
+    let tiles = sequences.iter().flat_map(|Sequence { queries, keys, first_query }| {
+        let firsts = queries.clone().step_by(QUERIES);
+        firsts.flat_map(move |first| {
+            [queries.start, queries.end, first, *first_query, keys.start, keys.end]
+        })
     });
     tiles.map(|n| n as u32).collect()
 }
 
 /// Whether at most `tiles / 4` thread blocks have only one tile if the tiles of each sequence are
 /// divided into blocks of two. `tiles` is the number of tiles of all sequences.
-fn mostly_pairs(offsets: &[usize], tiles: usize) -> bool {
-    let blocks: usize = offsets.windows(2).map(|w| (w[1] - w[0]).div_ceil(2 * QUERIES)).sum();
+fn mostly_pairs(sequences: &[Sequence], tiles: usize) -> bool {
+    let blocks: usize = sequences.iter().map(|x| x.queries.len().div_ceil(2 * QUERIES)).sum();
     4 * (2 * blocks - tiles) <= tiles
 }
 
 /// Which keys of its sequence a query sees, and the biases of their scores. The distance of a key
-/// is its index minus that of the query and minus `offset`. The default shows all keys.
+/// is its position minus that of the query. The default shows all keys.
 #[derive(Clone, Copy, Default)]
 pub struct Positions<'a> {
-    /// Number of keys before that of the first query of each sequence.
-    pub offset: usize,
     /// If set, a query sees only the keys at a distance of at least `-before`.
     pub before: Option<usize>,
     /// If set, a query sees only the keys at a distance of at most `after`.
@@ -337,7 +353,7 @@ pub fn supports_relative(layout: &Layout) -> bool {
 ///
 /// # Shapes
 /// `q`: `(1, H, N, D)`; `k`, `v`: `(1, G, S, D)`, where G divides H; layouts that
-/// [`supports_heads`] accepts; `tiles`: of N tokens and S keys; returns `(1, N, H, D)`
+/// [`supports_heads`] accepts; `tiles`: of N queries and S keys; returns `(1, N, H, D)`
 /// # Errors
 /// candle's error if dtypes, shapes, layouts or tiles do not fit, if both a bias and relative
 /// positions are given, or if the driver reports an error.
@@ -383,14 +399,14 @@ fn attention_typed<T: Element>(
         );
     }
     let device = q.0.device.clone();
-    if [tiles.tokens, tiles.keys] != [n, s] {
-        let Tiles { tokens, keys, .. } = tiles;
-        bail!("the tiles are for {tokens} tokens and {keys} keys: expected {n} and {s}");
+    if tiles.queries != n || tiles.keys > s {
+        let Tiles { queries, keys, .. } = tiles;
+        bail!("the tiles are for {queries} queries and {keys} keys: expected {n} and at most {s}");
     }
     if !tiles.are_on(&device) {
         bail!("the tiles are on another device: expected that of q");
     }
-    let Positions { offset, before, after, bias } = positions;
+    let Positions { before, after, bias } = positions;
     let columns = match (bias.map(|(_, layout)| layout.dims()), relative) {
         (None, None) => 1,
         (Some(&[rows, columns]), None) if rows == heads && columns % 2 == 1 => columns,
@@ -408,12 +424,12 @@ fn attention_typed<T: Element>(
             i32::MAX
         );
     };
-    // Distances of a key from a query, without the offset. No two tokens are farther apart than s.
-    let distance = |d: i128| d.clamp(-(s as i128), s as i128) as i32;
-    let offset = offset as i128;
-    let first = distance(before.map_or(i128::MIN, |before| offset - before as i128));
-    let last = distance(after.map_or(i128::MAX, |after| offset + after as i128));
-    let zero = (i128::from(columns / 2) - offset).max(-(s as i128)) as i32;
+    // No query and key are farther apart than this.
+    let farthest = MAX_TOKENS as i32;
+    let distance = |d: usize| d.min(MAX_TOKENS) as i32;
+    let (first, last) =
+        (before.map_or(-farthest, |before| -distance(before)), after.map_or(farthest, distance));
+    let zero = columns / 2;
     let (name, module) = match (bias, relative, before.or(after)) {
         (Some(_), _, _) => ("attention_bias", &ATTENTION_BIAS),
         (None, Some(_), _) => ("attention_relative", &ATTENTION_RELATIVE),
@@ -451,7 +467,6 @@ fn attention_typed<T: Element>(
         let mut builder = kernel.builder();
         builder.arg(&q_data).arg(&k_data).arg(&v_data).arg(&out).arg(&*tiles.tiles);
         let [(q_head, q_token), (k_head, k_token), (v_head, v_token)] = [q, k, v].map(strides);
-        builder_arg!(builder, tiles.prefix as i32);
         builder_arg!(builder, q_head, q_token, k_head, k_token, v_head, v_token);
         builder_arg!(builder, (heads / groups) as i32, d as i32, scale, first, last);
         let none = 0u64;

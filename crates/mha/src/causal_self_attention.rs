@@ -132,7 +132,7 @@ impl CausalSelfAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         cache.check_sequences(x)?;
-        let projected = self.0.project(x, x, x, options.transform);
+        let projected = self.0.project(x, x, x, &options);
         let (q, new) = projected.map_err(Error::with_query_named_x)?;
         let mask = causal(cache.len(), padding)?;
         let memory = cache.extended(new)?;

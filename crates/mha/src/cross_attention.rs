@@ -59,7 +59,7 @@ impl CrossAttention {
     /// from `kdim` or from `vdim` of the config; [`ops::Error::DType`] as in
     /// [`ops::Linear::forward`].
     pub fn memory(&self, encoder_output: &Tensor) -> Result<Memory> {
-        let memory = self.0.project_memory(encoder_output, encoder_output);
+        let memory = self.0.project_memory(encoder_output, encoder_output, None);
         memory.map_err(|error| {
             let name = "encoder_output";
             error.with_argument("key", name).with_argument("value", name)
@@ -127,7 +127,7 @@ impl CrossAttention {
     /// [`Error::Shape`] if the width of `x` is not E, or if `x` and the memory differ in the number
     /// of sequences.
     fn query(&self, x: &Tensor, memory: &Memory) -> Result<Tensor> {
-        let q = self.0.project_query(x).map_err(Error::with_query_named_x)?; // (B, H, T, D)
+        let q = self.0.project_query(x, None).map_err(Error::with_query_named_x)?; // (B, H, T, D)
         if memory.k.dim(0)? != q.dim(0)? {
             let expected = format!("(B, G, S, D) with B = {}, as x", q.dim(0)?);
             return Err(shape_error("memory", &memory.k, expected));

@@ -144,15 +144,21 @@ impl DisentangledPositions {
     /// `qᵢ·K[r] + kⱼ·Q[r]` of all queries and keys, by candle's operations.
     ///
     /// # Shapes
-    /// `q`: `(B, H, T, D)`, where the first query has the position `first_query`; `k`:
-    /// `(B, G, S, D)`, contiguous, of the same dtype; returns `(B, H, T, S)`
-    pub(crate) fn scores(&self, q: &Tensor, k: &Tensor, first_query: usize) -> Result<Tensor> {
+    /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`, contiguous, of the same dtype; `positions`: those
+    /// of the T queries and of the S keys, counted from the first key; returns `(B, H, T, S)`
+    pub(crate) fn scores(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        [query_positions, key_positions]: [&[usize]; 2],
+    ) -> Result<Tensor> {
         let ((b, h, t, d), (_b, g, s, _d)) = (q.dims4()?, k.dims4()?);
         let radius = self.rows.len() / 2;
         // The distance of tokens of different ragged sequences may exceed the radius. The mask
         // hides these tokens from each other.
         let row = |t: usize, s: usize| {
-            self.rows[(radius + s).saturating_sub(first_query + t).min(2 * radius)]
+            let key = radius + key_positions[s];
+            self.rows[key.saturating_sub(query_positions[t]).min(2 * radius)]
         };
         let index = |rows: Vec<u32>, [n, m]: [usize; 2]| -> Result<Tensor> {
             let index = Tensor::from_vec(rows, (1, 1, n, m), q.device())?;

@@ -143,6 +143,26 @@ pub enum Error {
         expected: String,
     },
 
+    /// The tokens of queries are not in ascending order, or one does not exist.
+    #[error("token {got} at index {index} of the queries: expected {least} to {}", tokens.saturating_sub(1))]
+    QueryToken {
+        /// The index in the list of tokens.
+        index: usize,
+        /// The token.
+        got: usize,
+        /// The least token that may follow those before.
+        least: usize,
+        /// N, the number of tokens.
+        tokens: usize,
+    },
+
+    /// Queries of some tokens need a mask of ragged sequences without parts for each query.
+    #[error(
+        "the mask cannot select the queries of some tokens: expected ragged sequences without a \
+         keep mask, a bias or valid lengths for each query"
+    )]
+    QueryTokensOfMask,
+
     /// The number of heads is not a multiple of the number of key-value heads.
     #[error(
         "num_attention_heads {num_attention_heads} is not divisible by num_key_value_heads \

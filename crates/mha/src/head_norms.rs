@@ -98,6 +98,10 @@ pub(crate) fn queries_and_keys(
         {
             Ok((q, k))
         }
-        Some(norms) => Ok((norms.query(&q)?, norms.key(&k)?)),
+        // Some GPU drivers refuse an allocation of 0 bytes.
+        Some(norms) => Ok((
+            if q.elem_count() > 0 { norms.query(&q)? } else { q },
+            if k.elem_count() > 0 { norms.key(&k)? } else { k },
+        )),
     }
 }

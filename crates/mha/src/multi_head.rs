@@ -160,7 +160,7 @@ impl MultiHeadAttention {
         value: &Tensor,
         mask: &AttentionMask,
     ) -> Result<(Tensor, Tensor)> {
-        let (q, memory) = self.project(query, key, value, None)?;
+        let (q, memory) = self.project(query, key, value, &AttentionOptions::default())?;
         self.attend_with_weights(&q, &memory, &memory.lower(mask, &q)?, None)
     }
 
@@ -180,7 +180,7 @@ impl MultiHeadAttention {
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (q, memory) = self.project(query, key, value, options.transform)?;
+        let (q, memory) = self.project(query, key, value, &options)?;
         self.attend(&q, &memory, &memory.lower(mask, &q)?, options)
     }
 
@@ -198,7 +198,7 @@ impl MultiHeadAttention {
         mask: &LoweredMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (q, memory) = self.project(query, key, value, options.transform)?;
+        let (q, memory) = self.project(query, key, value, &options)?;
         self.attend(&q, &memory, mask, options)
     }
 
@@ -279,38 +279,37 @@ impl MultiHeadAttention {
     }
 
     /// Projects queries, keys and values, normalises queries and keys if the config says so, and
-    /// transforms them. The projection is one product if all three inputs are the same tensor,
-    /// `kdim` and `vdim` are E, the values of a head are as wide as its keys, and the projections
-    /// are joined or run on the CPU kernel.
+    /// transforms them. The projections of the same tensor are one product if `kdim` and `vdim` are
+    /// E, the values of a head are as wide as its keys, and the projections are joined or run on the
+    /// CPU kernel.
     pub(crate) fn project(
         &self,
         query: &Tensor,
         key: &Tensor,
         value: &Tensor,
-        transform: Option<&dyn QueryKeyTransform>,
+        options: &AttentionOptions,
     ) -> Result<(Tensor, Memory)> {
+        let &AttentionOptions { transform, query_transform, .. } = options;
         let is_self_attention = query.id() == key.id() && key.id() == value.id();
         if is_self_attention
+            && query_transform.is_none()
             && self.config.has_one_width()
             && let Some(projected) = self.project_together(query, transform)?
         {
             return Ok(projected);
         }
-        let (q, Memory { k, v }) = (self.project_query(query)?, self.project_memory(key, value)?);
+        let q = self.project_query(query, query_transform.or(transform))?;
+        let memory = self.project_memory(key, value, transform)?;
         if key.dim(0)? != query.dim(0)? {
             let expected = format!("(B, S, kdim) with B = {}, as the query", query.dim(0)?);
             return Err(shape_error("key", key, expected));
         }
-        let (q, k) = match transform {
-            None => (q, k),
-            Some(transform) => (transform.query(&q)?, transform.key(&k)?),
-        };
-        Ok((q, Memory { k, v }))
+        Ok((q, memory))
     }
 
     /// Projects `x` `(B, T, E)` to queries, keys and values in one product, and normalises and
-    /// transforms queries and keys; `None` if the projections are not joined and the CPU kernel does not support them
-    /// or `x`.
+    /// transforms queries and keys; `None` if the projections are not joined and the CPU kernel does
+    /// not support them or `x`.
     fn project_together(
         &self,
         x: &Tensor,
@@ -327,29 +326,47 @@ impl MultiHeadAttention {
         let (h, g) = (self.config.num_attention_heads, self.config.num_key_value_heads);
         let heads = split(&qkv, self.config.head_dim())?; // (B, H+2G, T, D)
         let v = heads.narrow(1, h + g, g)?;
-        let (queries_keys, norms) = (heads.narrow(1, 0, h + g)?, self.norms()?);
-        let (q, k) = match transform {
-            None => queries_and_keys(&queries_keys, h, norms)?,
-            Some(transform) => transform.query_and_key(&queries_keys, h, norms)?,
-        };
+        let (q, k) = self.normalise(&heads.narrow(1, 0, h + g)?, h, transform)?;
         Ok(Some((q, Memory { k, v })))
     }
 
-    /// Projects the queries of all heads, `(B, H, T, D)`, and normalises them if the config says so.
-    pub(crate) fn project_query(&self, query: &Tensor) -> Result<Tensor> {
+    /// Normalises heads of queries and keys if the config says so, and transforms them. They are
+    /// those of [`QueryKeyTransform::query_and_key`].
+    fn normalise(
+        &self,
+        heads: &Tensor,
+        h: usize,
+        transform: Option<&dyn QueryKeyTransform>,
+    ) -> Result<(Tensor, Tensor)> {
+        let norms = self.norms()?;
+        match transform {
+            None => queries_and_keys(heads, h, norms),
+            Some(transform) => transform.query_and_key(heads, h, norms),
+        }
+    }
+
+    /// Projects the queries of all heads, `(B, H, T, D)`, normalises them if the config says so, and
+    /// transforms them.
+    pub(crate) fn project_query(
+        &self,
+        query: &Tensor,
+        transform: Option<&dyn QueryKeyTransform>,
+    ) -> Result<Tensor> {
         expect_rank("query", query, 3, "(B, T, E)")?;
         let (b, t) = first_two_dims(query);
         expect_dims("query", query, &[b, t, self.config.hidden_size], "(B, T, E)")?;
         let q = split(&self.query.forward_for_attention(query)?, self.config.head_dim())?;
-        match self.norms()? {
-            None => Ok(q),
-            Some(norms) => norms.query(&q),
-        }
+        Ok(self.normalise(&q, self.config.num_attention_heads, transform)?.0)
     }
 
-    /// Projects the keys `(B, G, S, D)` and the values `(B, G, S, V)` of all heads, and normalises
-    /// the keys if the config says so.
-    pub(crate) fn project_memory(&self, key: &Tensor, value: &Tensor) -> Result<Memory> {
+    /// Projects the keys `(B, G, S, D)` and the values `(B, G, S, V)` of all heads, normalises the
+    /// keys if the config says so, and transforms them.
+    pub(crate) fn project_memory(
+        &self,
+        key: &Tensor,
+        value: &Tensor,
+        transform: Option<&dyn QueryKeyTransform>,
+    ) -> Result<Memory> {
         let config = &self.config;
         expect_rank("key", key, 3, "(B, S, kdim)")?;
         let (b, s) = first_two_dims(key);
@@ -357,13 +374,22 @@ impl MultiHeadAttention {
         let vdim = config.vdim.unwrap_or(config.hidden_size);
         expect_dims("key", key, &[b, s, kdim], "(B, S, kdim)")?;
         expect_dims("value", value, &[b, s, vdim], "(B, S, vdim)")?;
-        let k = split(&self.key.forward_for_attention(key)?, config.head_dim())?;
-        let v = split(&self.value.forward_for_attention(value)?, config.value_head_dim())?;
-        let k = match self.norms()? {
-            None => k,
-            Some(norms) => norms.key(&k)?,
+        let together = if key.id() == value.id() && config.has_one_width() {
+            Linear::forward_all_for_attention([&self.key, &self.value], key)?
+        } else {
+            None
         };
-        Ok(Memory { k, v })
+        let (k, v) = match together {
+            Some(kv) => {
+                let (heads, g) = (split(&kv, config.head_dim())?, config.num_key_value_heads);
+                (heads.narrow(1, 0, g)?, heads.narrow(1, g, g)?) // of (B, 2G, S, D)
+            }
+            None => (
+                split(&self.key.forward_for_attention(key)?, config.head_dim())?,
+                split(&self.value.forward_for_attention(value)?, config.value_head_dim())?,
+            ),
+        };
+        Ok(Memory { k: self.normalise(&k, 0, transform)?.1, v })
     }
 
     /// Applies the projections of queries and of keys to embeddings of relative positions, for

@@ -75,8 +75,9 @@ pub trait QueryKeyTransform: Debug {
     /// compute both in one pass. The default calls [`Self::query`] and [`Self::key`].
     ///
     /// # Shapes
-    /// `heads`: `(B, H + G, T, D)`, the H = `h` heads of queries, then the G heads of keys; returns
-    /// the queries and the keys. Nothing else reads `heads`, so an implementation may overwrite it.
+    /// `heads`: `(B, H + G, T, D)`, the H = `h` heads of queries, then the G heads of keys; H or G is
+    /// 0 for the queries or the keys of other tokens alone; returns the queries and the keys. Nothing
+    /// else reads `heads`, so an implementation may overwrite it.
     /// # Errors
     /// The errors of the implementation.
     fn query_and_key(
@@ -86,7 +87,9 @@ pub trait QueryKeyTransform: Debug {
         norms: Option<&HeadNorms>,
     ) -> Result<(Tensor, Tensor)> {
         let (q, k) = queries_and_keys(heads, h, norms)?;
-        Ok((self.query(&q)?, self.key(&k)?))
+        let q = if q.dim(1)? > 0 { self.query(&q)? } else { q };
+        let k = if k.dim(1)? > 0 { self.key(&k)? } else { k };
+        Ok((q, k))
     }
 }
 
@@ -120,6 +123,9 @@ pub struct AttentionOptions<'a> {
     pub dropout: Option<&'a mut Dropout>,
     /// The transformation of projected queries and keys.
     pub transform: Option<&'a dyn QueryKeyTransform>,
+    /// The transformation of queries that are not those of the same tokens as the keys. The default
+    /// is `transform`.
+    pub query_transform: Option<&'a dyn QueryKeyTransform>,
     /// The relative positions of disentangled attention.
     pub disentangled: Option<&'a DisentangledPositions>,
 }
@@ -143,6 +149,11 @@ impl<'a> AttentionOptions<'a> {
     /// Applies a transformation to the projected queries and keys.
     pub fn with_transform(self, transform: &'a dyn QueryKeyTransform) -> Self {
         Self { transform: Some(transform), ..self }
+    }
+
+    /// Applies another transformation to the queries than to the keys.
+    pub fn with_query_transform(self, transform: &'a dyn QueryKeyTransform) -> Self {
+        Self { query_transform: Some(transform), ..self }
     }
 
     /// Adds the scores of relative positions, and scales all scores by `1/√(n·D)`, or by `scale/√n`

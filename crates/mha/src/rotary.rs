@@ -9,7 +9,7 @@ use std::{
 
 use candle_core::{D, Device, Tensor};
 use candle_nn::rotary_emb::rope;
-use ops::{rotate_in_place, table_fits};
+use ops::{QueryRange, rotate_in_place, table_fits};
 
 use crate::{
     AttentionMask, Error, HeadNorms, QueryKeyTransform, Result, RotaryScaling,
@@ -201,27 +201,15 @@ impl Rotary {
         if !lengths.iter().any(|&length| self.scaling.depends_on(length)) {
             return self.at(&positions);
         }
-        // A sequence of a ragged batch has a part of the positions; a padded one has all of them.
-        let mut rest = &positions[..];
-        let sequences = lengths.iter().map(|&length| {
-            if mask.is_ragged() {
-                rest.split_off(..length - mask.prefix()).unwrap_or_default()
-            } else {
-                &positions[..]
-            }
-        });
-        let rotations =
-            sequences.zip(&lengths).map(|(positions, &length)| self.with_length(length, positions));
-        let rotations = rotations.collect::<Result<Vec<_>>>()?;
-        let join = |table: fn(&RotaryAt) -> &Tensor| {
-            let tables: Vec<&Tensor> = rotations.iter().map(table).collect();
-            if mask.is_ragged() {
-                Tensor::cat(&tables, 0) // (T, D / 2)
-            } else {
-                Tensor::stack(&tables, 0) // (B, T, D / 2)
-            }
+        let Some(ranges) = mask.query_ranges() else {
+            // Each padded sequence has all positions.
+            let rotations = lengths.iter().map(|&length| self.with_length(length, &positions));
+            return join(rotations, |tables| Tensor::stack(tables, 0)); // (B, T, D / 2)
         };
-        Ok(RotaryAt { cos: join(|rotation| &rotation.cos)?, sin: join(|rotation| &rotation.sin)? })
+        let rotations = ranges.into_iter().map(|QueryRange { queries, keys, .. }| {
+            self.with_length(keys.len(), &positions[queries])
+        });
+        join(rotations, |tables| Tensor::cat(tables, 0)) // (T, D / 2)
     }
 
     /// The rotation of tokens at these positions of a sequence of `length` tokens.
@@ -248,6 +236,16 @@ impl Rotary {
             None => Ok(()),
         }
     }
+}
+
+/// The rotations with their tables joined by `join`.
+fn join(
+    rotations: impl Iterator<Item = Result<RotaryAt>>,
+    join: impl Fn(&[Tensor]) -> candle_core::Result<Tensor>,
+) -> Result<RotaryAt> {
+    let tables = rotations.map(|rotation| rotation.map(|RotaryAt { cos, sin }| (cos, sin)));
+    let (cos, sin): (Vec<_>, Vec<_>) = tables.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    Ok(RotaryAt { cos: join(&cos)?, sin: join(&sin)? })
 }
 
 /// The number of positions from 0 to the largest of these.

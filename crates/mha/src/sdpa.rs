@@ -24,15 +24,13 @@ pub(crate) struct Scoring<'a> {
     pub(crate) scale: f64,
     /// Relative positions that are multiplied by queries and keys.
     pub(crate) positions: Option<&'a DisentangledPositions>,
-    /// The position of the first query, counted from the first key (the offset of the causal mask).
-    first_query: usize,
 }
 
 impl<'a> Scoring<'a> {
     /// `q·kᵀ · scale`, where `None` means `1/√D`.
     fn scaled(q: &Tensor, scale: Option<f64>) -> Result<Self> {
         let scale = scale.unwrap_or(1.0 / (q.dim(D::Minus1)? as f64).sqrt());
-        Ok(Self { scale, positions: None, first_query: 0 })
+        Ok(Self { scale, positions: None })
     }
 
     /// The scoring of queries `(B, H, T, D)` with this mask. `scale` is the factor of the raw
@@ -49,8 +47,7 @@ impl<'a> Scoring<'a> {
         let Some(positions) = positions else { return Self::scaled(q, scale) };
         let (_b, h, _t, d) = q.dims4()?;
         positions.check([h, d], mask.longest_sequence())?;
-        let (scale, first_query) = (positions.scale(d, scale), mask.first_query());
-        Ok(Self { scale, positions: Some(positions), first_query })
+        Ok(Self { scale: positions.scale(d, scale), positions: Some(positions) })
     }
 
     /// The scoring for the kernels.
@@ -59,11 +56,6 @@ impl<'a> Scoring<'a> {
             scale: self.scale,
             relative: self.positions.map(DisentangledPositions::terms),
         }
-    }
-
-    /// The scoring of a block of queries that starts at query `start`.
-    fn of_queries(self, start: usize) -> Self {
-        Self { first_query: self.first_query + start, ..self }
     }
 }
 
@@ -154,10 +146,10 @@ pub(crate) fn attend_with_compute_type(
         return attend_in_blocks(q, k, v, mask.tensors()?, scoring, dropout);
     };
     let mut contexts = vec![];
-    for (tokens, keys) in sequences.ranges().filter(|(tokens, _)| !tokens.is_empty()) {
+    for range in sequences.queries().iter().filter(|range| !range.queries.is_empty()) {
         let part = |x: &Tensor, range: &Range<usize>| x.narrow(2, range.start, range.len());
-        let (q, k, v) = (part(q, &tokens)?, part(k, &keys)?, part(v, &keys)?);
-        let mask = mask.of_sequence(&tokens, &keys)?;
+        let (q, k, v) = (part(q, &range.queries)?, part(k, &range.keys)?, part(v, &range.keys)?);
+        let mask = mask.of_queries(range)?;
         let dropout = dropout.as_deref_mut();
         contexts.push(attend_in_blocks(&q, &k, &v, mask.tensors()?, scoring, dropout)?);
     }
@@ -215,7 +207,7 @@ pub(crate) fn attend(
 
 /// The softmax of the scores, `(B, H, T, S)` in f32 or f64.
 fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scoring: Scoring) -> Result<Tensor> {
-    let Scoring { scale, positions, first_query } = scoring;
+    let Scoring { scale, positions } = scoring;
     let (q, mut k) = (widen(q)?.contiguous()?, widen(k)?.contiguous()?);
     let is_tracked = positions.is_some_and(DisentangledPositions::is_tracked);
     if q.track_op() || k.track_op() || is_tracked {
@@ -224,7 +216,7 @@ fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scoring: Scoring) -> Resu
     }
     let mut scores = product(&(&q * scale)?, &k.t()?)?;
     if let Some(positions) = positions {
-        scores = (scores + (positions.scores(&q, &k, first_query)? * scale)?)?;
+        scores = (scores + (positions.scores(&q, &k, mask.positions())? * scale)?)?;
     }
     softmax(&mask.apply(scores)?, mask.empty_rows(q.dtype())?)
 }
@@ -275,7 +267,6 @@ pub(crate) fn attend_in_blocks(
     for start in (0..t).step_by(rows) {
         let len = rows.min(t - start);
         let q = q.narrow(2, start, len)?;
-        let scoring = scoring.of_queries(start);
         let dropout = dropout.as_deref_mut();
         contexts.push(attend(&q, k, v, &mask.rows(start, len)?, scoring, dropout)?.0);
     }
@@ -498,6 +489,41 @@ mod tests {
         let got = scaled_dot_product_attention(&q, &q, &v, &mask, None)?;
         let got = got.flatten_all()?.to_vec1::<f64>()?;
         assert!(got.iter().all(|x| (x - 3.0).abs() < 1e-12), "{got:?}");
+        Ok(())
+    }
+
+    /// The queries of some tokens of sequences after a prefix, by the kernel and by candle's
+    /// operations, with every part of a mask that depends on the position.
+    #[test]
+    fn the_queries_of_some_tokens_have_the_results_of_those_of_all() -> Result<()> {
+        let (h, d, prefix, tokens) = (2, 6, 3, [0usize, 2, 3, 8, 11]);
+        let sequences = AttentionMask::none().with_sequences_after(&[0, 4, 4, 9, 12], prefix)?;
+        let table = Tensor::randn(0f64, 1., (h, 2 * 9 + 1), &Cpu)?;
+        let index = Tensor::new(&tokens.map(|token| token as u32), &Cpu)?;
+        for mask in [
+            sequences.clone(),
+            sequences.clone().with_causal(prefix),
+            sequences.clone().with_causal(prefix).with_window(2),
+            sequences.clone().with_window(1),
+            sequences.with_distance_bias(&table)?,
+        ] {
+            let some = mask.for_queries_of(&tokens)?;
+            for dtype in [DType::F32, DType::F64, DType::F16] {
+                let random =
+                    |n: usize| Tensor::randn(0f32, 1., (1, h, n, d), &Cpu)?.to_dtype(dtype);
+                let (q, k, v) = (random(12)?, random(12 + 4 * prefix)?, random(12 + 4 * prefix)?);
+                let all = scaled_dot_product_attention(&q, &k, &v, &mask, None)?;
+                let expected = all.contiguous()?.index_select(&index, 2)?.to_dtype(DType::F64)?;
+                let q = q.index_select(&index, 2)?;
+                let got = scaled_dot_product_attention(&q, &k, &v, &some, None)?;
+                let difference = max_difference(&got, &expected)?;
+                let tolerance = if dtype == DType::F16 { 2e-3 } else { 1e-5 };
+                assert!(difference < tolerance, "{dtype:?} {difference} {mask:?}");
+                assert!(dtype != DType::F32 || difference == 0.0, "{difference} {mask:?}");
+                let (got, _) = scaled_dot_product_attention_with_weights(&q, &k, &v, &some, None)?;
+                assert!(max_difference(&got, &expected)? < tolerance, "{dtype:?} {mask:?}");
+            }
+        }
         Ok(())
     }
 

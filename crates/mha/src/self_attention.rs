@@ -141,7 +141,7 @@ impl SelfAttention {
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
         cache.check_sequences(x)?;
-        let projected = self.0.project(x, x, x, options.transform);
+        let projected = self.0.project(x, x, x, &options);
         let (q, new) = projected.map_err(Error::with_query_named_x)?;
         let memory = cache.extended(new)?;
         let output = self.0.attend(&q, &memory, mask, options)?;
@@ -150,13 +150,14 @@ impl SelfAttention {
     }
 
     /// [`Self::forward_lowered`] for ragged sequences that all follow the same tokens, the prefix,
-    /// whose keys and values are `prefix`. Each token attends to the prefix and to the tokens of its
-    /// sequence, as the mask allows.
+    /// whose keys and values are `prefix`. Each query attends to the prefix and to the tokens `x` of
+    /// its sequence, as the mask allows.
     ///
     /// # Shapes
-    /// `x`: `(1, N, E)`; `prefix`: of one sequence of P tokens; the mask is for scores
-    /// `(1, H, N, N + B·P)`, from [`AttentionMask::with_sequences_after`]; returns `(1, N, E)` and
-    /// the weights that the options select
+    /// `query`: `(1, T, E)`, `x`, or the rows of [`AttentionMask::for_queries_of`]; `x`: `(1, N, E)`;
+    /// `prefix`: of one sequence of P tokens; the mask is for scores `(1, H, T, N + B·P)`, from
+    /// [`AttentionMask::with_sequences_after`]; returns `(1, T, E)` and the weights that the options
+    /// select
     /// # Errors
     /// The errors of [`Self::forward_lowered`]; [`Error::Shape`] if the mask is not for ragged
     /// sequences after P keys.
@@ -180,7 +181,7 @@ impl SelfAttention {
     /// let memory = cache.to_memory()?.unwrap();
     /// let mask = AttentionMask::causal(2).with_sequences_after(&[0, 1, 3], 2)?;
     /// let mask = mask.lower([1, 3, 3, 7], DType::F32, &Cpu)?;
-    /// let (got, _) = attention.forward_after(&tokens, &mask, &memory, options())?;
+    /// let (got, _) = attention.forward_after(&tokens, &tokens, &mask, &memory, options())?;
     ///
     /// let second = Tensor::cat(&[&prefix, &tokens.narrow(1, 1, 2)?], 1)?;
     /// let expected = attention.forward(&second, &AttentionMask::causal(0))?;
@@ -191,12 +192,13 @@ impl SelfAttention {
     /// ```
     pub fn forward_after(
         &self,
+        query: &Tensor,
         x: &Tensor,
         mask: &LoweredMask,
         prefix: &Memory,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let projected = self.0.project(x, x, x, options.transform);
+        let projected = self.0.project(query, x, x, &options);
         let (q, tokens) = projected.map_err(Error::with_query_named_x)?;
         self.0.attend(&q, &prefix.before_each(&tokens, mask)?, mask, options)
     }

@@ -133,8 +133,7 @@ fn on_cpu(
     if !cpu_mask.hides_same_keys && !all_finite(&v)? {
         return Ok(None);
     }
-    let offset = mask.parts().first_query();
-    let relative = scoring.relative.map(|r| RelativeTensors::new(r, q.dtype(), offset));
+    let relative = scoring.relative.map(|r| RelativeTensors::new(r, q.dtype()));
     let op = CpuAttention {
         mask: cpu_mask,
         causal: mask.parts().causal,
@@ -180,12 +179,11 @@ fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Opt
     }
     let Some(sequences) = &parts.sequences else { return Ok(None) };
     let candle_core::Device::Cuda(device) = q.device() else { return Ok(None) };
-    let tiles = sequences.tiles(device)?;
+    let tiles = sequences.tiles(device, parts.first_query)?;
     let run = |bias: Option<cuda_kernels::TensorView>, relative: Option<cuda_kernels::Relative>| {
         let before = parts.window;
-        let after = parts.causal.map(|_| 0).or(parts.window);
-        let offset = parts.first_query();
-        let positions = cuda_kernels::Positions { offset, before, after, bias };
+        let after = if parts.causal { Some(0) } else { parts.window };
+        let positions = cuda_kernels::Positions { before, after, bias };
         cuda::apply3("attention of ragged sequences", qkv, |q, k, v| {
             cuda_kernels::attention(q, k, v, &tiles, positions, relative, scoring.scale as f32)
         })
@@ -216,7 +214,7 @@ fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Opt
 
 struct CpuAttention<'a> {
     mask: &'a CpuMask,
-    causal: Option<usize>,
+    causal: bool,
     window: Option<usize>,
     relative: Option<RelativeTensors>,
     scale: f32,
@@ -235,18 +233,17 @@ struct RelativeTensors {
     /// The keys and the queries, `(1, H, R, D)`.
     keys_and_queries: [Option<Tensor>; 2],
     rows: RelativeRows,
-    offset: usize,
 }
 
 impl RelativeTensors {
-    fn new(terms: RelativeTerms, dtype: DType, offset: usize) -> candle_core::Result<Self> {
+    fn new(terms: RelativeTerms, dtype: DType) -> candle_core::Result<Self> {
         let convert = |x: Option<&Tensor>| -> candle_core::Result<Option<Tensor>> {
             let Some(x) = x else { return Ok(None) };
             let x = x.to_dtype(dtype)?.unsqueeze(0)?;
             Ok(Some(if x.stride()[3] == 1 { x } else { x.force_contiguous()? }))
         };
         let keys_and_queries = [convert(terms.keys)?, convert(terms.queries)?];
-        Ok(Self { keys_and_queries, rows: terms.rows.clone(), offset })
+        Ok(Self { keys_and_queries, rows: terms.rows.clone() })
     }
 
     /// Calls `f` with the elements of the tensors.
@@ -266,8 +263,7 @@ impl RelativeTensors {
         let [keys, queries] =
             self.keys_and_queries.each_ref().map(|x| x.as_ref().map(Tensor::storage_and_layout));
         let (keys, queries) = (view(&keys)?, view(&queries)?);
-        let Self { rows, offset, .. } = self;
-        Ok(f(RelativePositions { keys, queries, rows, offset: *offset }))
+        Ok(f(RelativePositions { keys, queries, rows: &self.rows }))
     }
 }
 
@@ -289,11 +285,9 @@ impl CpuAttention<'_> {
             visible: visible.as_deref(),
             keep: keep.as_ref().map(BroadcastTensor::view),
             bias: bias.as_ref().map(BroadcastTensor::view),
-            distance_bias: distance_bias.as_ref().map(|data| DistanceBias {
-                data,
-                radius: data.len() / h.max(1) / 2,
-                offset: self.causal.unwrap_or(0),
-            }),
+            distance_bias: distance_bias
+                .as_ref()
+                .map(|data| DistanceBias { data, radius: data.len() / h.max(1) / 2 }),
             relative: None,
             causal: self.causal,
             window: self.window,

@@ -11,17 +11,33 @@ use mha_kernels::{Broadcast, Sequence};
 use crate::{Result, widen};
 
 /// Ragged sequences: the tokens of each see the tokens of the same sequence only, and the keys of a
-/// prefix before them. Clones share what the kernels compute from the offsets.
+/// prefix before them. The queries are those of all tokens or of some. Clones share what the kernels
+/// compute from the sequences.
 #[derive(Clone, Debug)]
-pub struct Sequences(Arc<Offsets>);
+pub struct Sequences(Arc<Parts>);
 
 #[derive(Debug)]
-struct Offsets {
+struct Parts {
     offsets: Box<[usize]>,
     prefix: usize,
-    /// The offsets in the form that the CUDA kernel expects, on the first GPU that was used.
+    /// The tokens of the queries; `None` if each token has one.
+    query_tokens: Option<Box<[usize]>>,
+    /// The result of the first call of [`Sequences::for_queries_of`].
+    of_some: OnceLock<Sequences>,
+    /// The first result of [`Sequences::tiles`], with its first query.
     #[cfg(feature = "cuda")]
-    tiles: OnceLock<mha_kernels_cuda::Tiles>,
+    tiles: OnceLock<(usize, mha_kernels_cuda::Tiles)>,
+}
+
+/// Queries of consecutive tokens of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryRange {
+    /// The indices of the queries.
+    pub queries: Range<usize>,
+    /// The indices of the keys of the sequence.
+    pub keys: Range<usize>,
+    /// The index of the first query's token in the sequence.
+    pub first: usize,
 }
 
 impl Sequences {
@@ -30,9 +46,26 @@ impl Sequences {
     /// follow `prefix` keys, which only the keys and values contain: a sequence of n tokens has
     /// `prefix + n` keys.
     pub fn new(offsets: &[usize], prefix: usize) -> Self {
-        Self(Arc::new(Offsets {
+        Self::from_parts(offsets, prefix, None)
+    }
+
+    /// The same sequences with the queries of `tokens` only, which are in ascending order. The
+    /// result of the first call is stored, so that a CUDA graph can read it.
+    pub fn for_queries_of(&self, tokens: &[usize]) -> Self {
+        let stored = self.0.of_some.get().filter(|stored| stored.query_tokens() == Some(tokens));
+        stored.cloned().unwrap_or_else(|| {
+            let made = Self::from_parts(self.offsets(), self.prefix(), Some(tokens.into()));
+            self.0.of_some.set(made.clone()).ok(); // other tokens may have been first
+            made
+        })
+    }
+
+    fn from_parts(offsets: &[usize], prefix: usize, query_tokens: Option<Box<[usize]>>) -> Self {
+        Self(Arc::new(Parts {
             offsets: offsets.into(),
             prefix,
+            query_tokens,
+            of_some: OnceLock::new(),
             #[cfg(feature = "cuda")]
             tiles: OnceLock::new(),
         }))
@@ -46,6 +79,11 @@ impl Sequences {
     /// The number of keys before the tokens of each sequence.
     pub fn prefix(&self) -> usize {
         self.0.prefix
+    }
+
+    /// The tokens of the queries; `None` if each token has one.
+    pub fn query_tokens(&self) -> Option<&[usize]> {
+        self.0.query_tokens.as_deref()
     }
 
     /// The number of keys of all sequences, `N + B·prefix` for B sequences of N tokens; `usize::MAX`
@@ -64,24 +102,50 @@ impl Sequences {
         })
     }
 
-    /// The number of tokens of each sequence.
-    pub fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.offsets().windows(2).map(|w| w[1] - w[0])
+    /// The queries of each sequence, in order. Those of a sequence whose tokens are not consecutive
+    /// are several ranges.
+    pub fn queries(&self) -> Vec<QueryRange> {
+        let Some(mut rest) = self.query_tokens() else {
+            let whole = |(queries, keys)| QueryRange { queries, keys, first: 0 };
+            return self.ranges().map(whole).collect();
+        };
+        let (mut all, mut count) = (vec![], 0);
+        for (tokens, keys) in self.ranges() {
+            let (of_sequence, later) =
+                rest.split_at(rest.partition_point(|&token| token < tokens.end));
+            rest = later;
+            for run in of_sequence.chunk_by(|&a, &b| a + 1 == b) {
+                let (queries, first) = (count..count + run.len(), run[0] - tokens.start);
+                all.push(QueryRange { queries, keys: keys.clone(), first });
+                count += run.len();
+            }
+        }
+        all
     }
 
-    /// The tiles of the CUDA kernel on this device. Those of the first device that was used are
-    /// stored, so that a CUDA graph can read them; those of any other device are computed at each
-    /// call.
+    /// The tiles of the CUDA kernel on this device, where a query of the first token of a sequence
+    /// has the position `first_query`. The first tiles that were made are stored, so that a CUDA
+    /// graph can read them; those of any other device or position are made at each call.
     #[cfg(feature = "cuda")]
     pub(super) fn tiles(
         &self,
         device: &candle_core::CudaDevice,
+        first_query: usize,
     ) -> candle_core::Result<mha_kernels_cuda::Tiles> {
-        if let Some(tiles) = self.0.tiles.get().filter(|tiles| tiles.are_on(device)) {
+        let stored = self
+            .0
+            .tiles
+            .get()
+            .filter(|(first, tiles)| *first == first_query && tiles.are_on(device));
+        if let Some((_, tiles)) = stored {
             return Ok(tiles.clone());
         }
-        let made = mha_kernels_cuda::Tiles::new(device, self.offsets(), self.prefix())?;
-        self.0.tiles.set(made.clone()).ok(); // another device may have been used first
+        let sequences = self.queries().into_iter().map(|QueryRange { queries, keys, first }| {
+            let first_query = first_query.saturating_add(first);
+            mha_kernels_cuda::Sequence { queries, keys, first_query }
+        });
+        let made = mha_kernels_cuda::Tiles::new(device, &sequences.collect::<Vec<_>>())?;
+        self.0.tiles.set((first_query, made.clone())).ok(); // others may have been made first
         Ok(made)
     }
 }
@@ -91,15 +155,17 @@ impl Sequences {
 /// queries are f64, otherwise f32. The default has no part.
 #[derive(Clone, Debug, Default)]
 pub struct MaskParts {
-    /// Ragged sequences, for T and S of [`Sequences::offsets`] and [`Sequences::keys`]. All other
-    /// parts apply within each sequence.
+    /// Ragged sequences with T queries and S keys. All other parts apply within each sequence.
     pub sequences: Option<Sequences>,
-    /// The offset of a causal mask: query t sees the keys up to `t + offset`.
-    pub causal: Option<usize>,
-    /// Query t sees the keys at a distance of at most this number from `t + offset`.
+    /// The position of the first query, counted from the first key. In ragged sequences, that of a
+    /// query of the first token.
+    pub first_query: usize,
+    /// Whether a query sees no key at a later position.
+    pub causal: bool,
+    /// A query sees the keys at a distance of at most this number from its position.
     pub window: Option<usize>,
-    /// `(H, 2·R + 1)`, added to the scores: column `R + d` is for the distance d from `t + offset`
-    /// to the key. A bias of −∞ hides the key.
+    /// `(H, 2·R + 1)`, added to the scores: column `R + d` is for the distance d from the query's
+    /// position to the key's. A bias of −∞ hides the key.
     pub distance_bias: Option<Tensor>,
     /// `(B, S)` of u8: 0 hides a key from all queries.
     pub keys: Option<Tensor>,
@@ -113,11 +179,6 @@ pub struct MaskParts {
 }
 
 impl MaskParts {
-    /// The position of the first query of a sequence, counted from the first key.
-    pub fn first_query(&self) -> usize {
-        self.causal.unwrap_or(0)
-    }
-
     /// Multiplies `x` `(B, H, T, ..)` by the head mask, in f32 if `x` is f16 or bf16.
     ///
     /// # Errors
@@ -194,15 +255,16 @@ pub(super) struct CpuMask {
 
 impl CpuMask {
     fn new([b, _h, t, s]: [usize; 4], parts: &MaskParts) -> Result<Self> {
-        let sequences = match &parts.sequences {
-            None => (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect(),
-            Some(sequences) => {
-                let ranges = sequences.ranges();
-                let sequences_of =
-                    |b| ranges.clone().map(move |(queries, keys)| Sequence { b, queries, keys });
-                (0..b).flat_map(sequences_of).collect()
-            }
+        let ranges = match &parts.sequences {
+            None => vec![QueryRange { queries: 0..t, keys: 0..s, first: 0 }],
+            Some(sequences) => sequences.queries(),
         };
+        let sequence = |b, QueryRange { queries, keys, first }| {
+            let first_query = parts.first_query.saturating_add(first);
+            Sequence { b, queries, keys, first_query }
+        };
+        let sequences_of = |b| ranges.iter().cloned().map(move |range| sequence(b, range));
+        let sequences = (0..b).flat_map(sequences_of).collect();
         let distance_bias = parts.distance_bias.as_ref();
         let distance_bias = distance_bias.map(|x| x.flatten_all()?.to_vec1::<f32>()).transpose()?;
         let hides_no_distance =
@@ -217,7 +279,7 @@ impl CpuMask {
             bias: parts.bias.as_ref().map(BroadcastTensor::new).transpose()?,
             distance_bias,
             hides_same_keys: hides_no_distance
-                && parts.causal.is_none()
+                && !parts.causal
                 && parts.window.is_none()
                 && parts.keep.is_none()
                 && parts.bias.is_none(),

@@ -36,7 +36,7 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The CUDA graphs of a model, one per thread and list of sequence lengths. Clones of a cache share
+/// The CUDA graphs of a model, one per thread, list of sequence lengths, and list of read tokens. Clones of a cache share
 /// their graphs. Without a GPU the cache is empty.
 #[derive(Clone, Debug, Default)]
 pub struct CudaGraphCache {
@@ -45,21 +45,24 @@ pub struct CudaGraphCache {
 }
 
 impl CudaGraphCache {
-    /// The hidden states `(N, E)` that `encode` computes from the ids of ragged sequences and
-    /// `mask`, which depends on nothing but `offsets`. On a GPU, a CUDA graph computes them if one
-    /// was captured for these lengths; the graph reads the tensors of its own clone of `mask`.
+    /// The hidden states that `encode` computes from the ids of ragged sequences and `mask`, which
+    /// depends on nothing but `offsets` and `read`, the tokens whose hidden states are read. On a GPU,
+    /// a CUDA graph computes them if one was captured for these; the graph reads the tensors of its
+    /// own clone of `mask`.
     ///
-    /// A batch of at most 256 tokens is captured if it is the second with these sequence lengths.
-    /// The graph is used only if its result equals that of `encode`. Batches that cannot be
-    /// captured are always computed by `encode`.
+    /// A batch of at most 256 tokens is captured if it is the second with these sequence lengths and
+    /// read tokens. The graph is used only if its result equals that of `encode`. Batches that cannot
+    /// be captured are always computed by `encode`.
     ///
     /// # Shapes
-    /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N
+    /// `ids`: `(.., N)`; `offsets`: the index of the first token of each sequence, then N; `read`:
+    /// `(R,)`, `None` for all tokens; returns `(R, E)`
     /// # Errors
     /// The errors of `encode`.
     pub fn run<M, E>(
         &self,
         offsets: &[usize],
+        read: Option<&[usize]>,
         ids: &Tensor,
         mask: &M,
         encode: impl Fn(&Tensor, &M) -> std::result::Result<Tensor, E>,
@@ -70,9 +73,9 @@ impl CudaGraphCache {
     {
         #[cfg(feature = "cuda")]
         if ids.device().is_cuda() {
-            return self.replay_or_capture(offsets, ids, mask, encode);
+            return self.replay_or_capture(offsets, read, ids, mask, encode);
         }
-        let _ = offsets;
+        let _ = (offsets, read);
         encode(ids, mask)
     }
 
@@ -116,10 +119,12 @@ mod graphs {
         static ENTRIES: RefCell<Vec<Entry>> = const { RefCell::new(vec![]) };
     }
 
-    /// A model and the sequence lengths of a batch, with the state of the batch's graph.
+    /// A model, and the sequence lengths and read tokens of a batch, with the state of the batch's
+    /// graph.
     struct Entry {
         model: Weak<()>,
         offsets: Vec<usize>,
+        read: Option<Vec<usize>>,
         state: State,
     }
 
@@ -181,6 +186,7 @@ mod graphs {
         pub(super) fn replay_or_capture<M, E>(
             &self,
             offsets: &[usize],
+            read: Option<&[usize]>,
             ids: &Tensor,
             mask: &M,
             encode: impl Fn(&Tensor, &M) -> std::result::Result<Tensor, E>,
@@ -193,7 +199,7 @@ mod graphs {
                 return encode(ids, mask);
             }
             // `encode` may itself use the entries, so they are not borrowed while it runs.
-            let Some(mut entry) = self.take_or_add(offsets) else { return encode(ids, mask) };
+            let Some(mut entry) = self.take_or_add(offsets, read) else { return encode(ids, mask) };
             let replayed = match &entry.state {
                 State::Captured(captured) => captured.replay(ids).ok(),
                 State::SeenOnce | State::Failed => None,
@@ -214,10 +220,12 @@ mod graphs {
 
         /// Removes the entry of a batch and returns it. If there is none, adds one and returns
         /// `None`; if there already are [`MAX_ENTRIES`], one is evicted, see [`MAX_WITHOUT_GRAPH`].
-        fn take_or_add(&self, offsets: &[usize]) -> Option<Entry> {
+        fn take_or_add(&self, offsets: &[usize], read: Option<&[usize]>) -> Option<Entry> {
             ENTRIES.with_borrow_mut(|entries| {
                 entries.retain(|entry| entry.model.strong_count() > 0);
-                let is_same_batch = |entry: &Entry| self.owns(entry) && entry.offsets == offsets;
+                let is_same_batch = |entry: &Entry| {
+                    self.owns(entry) && entry.offsets == offsets && entry.read.as_deref() == read
+                };
                 if let Some(i) = entries.iter().position(is_same_batch) {
                     return Some(entries.remove(i));
                 }
@@ -229,7 +237,8 @@ mod graphs {
                     entries.remove(evicted);
                 }
                 let (model, offsets) = (Arc::downgrade(&self.model), offsets.to_vec());
-                entries.push(Entry { model, offsets, state: State::SeenOnce });
+                let read = read.map(<[usize]>::to_vec);
+                entries.push(Entry { model, offsets, read, state: State::SeenOnce });
                 None
             })
         }

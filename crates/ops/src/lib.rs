@@ -50,7 +50,7 @@ mod widen;
 pub use activation::Activation;
 pub use add::add;
 pub use attention::{RelativeRows, RelativeTerms, Scoring, attention};
-pub use attention_mask::{KernelMask, MaskParts, Sequences};
+pub use attention_mask::{KernelMask, MaskParts, QueryRange, Sequences};
 pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, check_device, keep_freed_memory};
 pub use embed::{Table, embed};

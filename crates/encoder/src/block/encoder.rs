@@ -1,8 +1,11 @@
 //! The stack of the L layers of an encoder or a decoder, with an optional normalisation at the end.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
-use candle_core::{Module, Tensor};
+use candle_core::{Device, Module, Tensor};
 use mha::{
     AttentionMask, AttentionOptions, HeadWeights, KvCache, LoweredMask, RelativeBias, Rotary,
     RotaryAt,
@@ -61,6 +64,39 @@ pub struct Encoder {
     rotary_of_layer: Vec<usize>,
     /// Maximum number of tokens of a sequence, if there is a table of distances or of rotations.
     max_tokens: Option<usize>,
+}
+
+/// The tokens whose hidden states after the last layer are read.
+#[derive(Clone, Debug)]
+pub(crate) struct ReadTokens {
+    /// Indices in ascending order.
+    tokens: Arc<[usize]>,
+    index: Tensor, // the same, (T,) of u32
+}
+
+impl ReadTokens {
+    /// `tokens`, which are in ascending order, for hidden states on this device.
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] if the index cannot be created.
+    pub(crate) fn new(tokens: &[usize], device: &Device) -> Result<Self> {
+        let index = Tensor::from_iter(tokens.iter().map(|&token| token as u32), device)?;
+        Ok(Self { tokens: tokens.into(), index })
+    }
+
+    /// Their indices in ascending order.
+    pub(crate) fn tokens(&self) -> &[usize] {
+        &self.tokens
+    }
+}
+
+/// What the layers compute besides the tokens of the input, and what of their output is read.
+#[derive(Default)]
+struct Inputs<'a> {
+    /// `None` for all tokens.
+    read: Option<&'a ReadTokens>,
+    preceding: Preceding<'a, DecoderCache, Prefix>,
+    memory: Option<&'a DecoderMemory>,
 }
 
 impl Encoder {
@@ -152,7 +188,7 @@ impl Encoder {
     ) -> Result<Tensor> {
         let mask = if self.causal { mask.clone().with_causal(0) } else { mask.clone() };
         let visit = |output: LayerOutput| visit(&output.hidden, output.weights);
-        self.run(x, mask, None, Preceding::None, select, visit)
+        self.run(x, mask, Inputs::default(), select, visit)
     }
 
     /// The keys and values of tokens with which several sequences begin, for
@@ -166,29 +202,35 @@ impl Encoder {
         let tokens = x.dim(1)?;
         let mask = AttentionMask::causal(0).with_sequences(&[0, tokens])?;
         let mut cache = self.cache(tokens);
-        self.run(x, mask, None, Preceding::Cache(&mut cache), |_| HeadWeights::None, |_| ())?;
+        let inputs = Inputs { preceding: Preceding::Cache(&mut cache), ..Inputs::default() };
+        self.run(x, mask, inputs, |_| HeadWeights::None, |_| ())?;
         let layers = cache.layers.iter().map(KvCache::to_memory);
         let layers = layers.collect::<mha::Result<Option<_>>>()?;
         Ok(Prefix { layers: layers.expect("each layer has appended the tokens") })
     }
 
-    /// The hidden states of ragged sequences of which each continues `prefix`, for a config with
+    /// The hidden states of ragged sequences after the last layer, for some or all tokens. Each
+    /// sequence continues `prefix` if there is one, for a config with
     /// [`EncoderConfig::shares_prefixes`].
     ///
     /// # Shapes
-    /// `x`: `(1, N, E)`, the tokens after the prefix; `offsets`: the index of each sequence's first
-    /// token, then N; returns `(1, N, E)`
+    /// `x`: `(1, N, E)`, the tokens after the prefix, with their
+    /// [mask](AttentionMask::with_sequences_after); returns `(1, T, E)`, where T is the number of the
+    /// tokens that are read
     /// # Errors
     /// The errors of [`Self::forward`].
-    pub(crate) fn forward_after(
+    pub(crate) fn forward_ragged(
         &self,
         x: &Tensor,
-        offsets: &[usize],
-        prefix: &Prefix,
+        mask: &AttentionMask,
+        read: Option<&ReadTokens>,
+        prefix: Option<&Prefix>,
     ) -> Result<Tensor> {
-        let mask = AttentionMask::causal(prefix.len());
-        let mask = mask.with_sequences_after(offsets, prefix.len())?;
-        self.run(x, mask, None, Preceding::Prefix(prefix), |_| HeadWeights::None, |_| ())
+        let offset = prefix.map_or(0, Prefix::len);
+        let mask = if self.causal { mask.clone().with_causal(offset) } else { mask.clone() };
+        let preceding = prefix.map_or(Preceding::None, Preceding::Prefix);
+        let inputs = Inputs { read, preceding, memory: None };
+        self.run(x, mask, inputs, |_| HeadWeights::None, |_| ())
     }
 
     /// An empty cache for at most `capacity` tokens per sequence.
@@ -250,7 +292,8 @@ impl Encoder {
         }
         let mask = AttentionMask::causal(len).with_optional_padding(padding)?;
         let none = |_| HeadWeights::None;
-        let hidden = self.run(x, mask, memory, Preceding::Cache(&mut *cache), none, |_| ());
+        let preceding = Preceding::Cache(&mut *cache);
+        let hidden = self.run(x, mask, Inputs { read: None, preceding, memory }, none, |_| ());
         match &hidden {
             Ok(_) => cache.longest = longest,
             Err(_) => cache.truncate(len), // some layers may have added the tokens
@@ -274,7 +317,8 @@ impl Encoder {
         let mask = AttentionMask::causal(0).with_optional_padding(padding)?;
         let mut attentions = DecoderAttentions::default();
         let all = |_| HeadWeights::All;
-        let hidden = self.run(x, mask, memory, Preceding::None, all, |output| {
+        let inputs = Inputs { memory, ..Inputs::default() };
+        let hidden = self.run(x, mask, inputs, all, |output| {
             attentions.causal.extend(output.weights);
             attentions.cross.extend(output.memory_weights);
         })?;
@@ -287,11 +331,11 @@ impl Encoder {
         &self,
         x: &Tensor,
         mut mask: AttentionMask,
-        memory: Option<&DecoderMemory>,
-        mut preceding: Preceding<DecoderCache, Prefix>,
+        inputs: Inputs,
         select: impl Fn(usize) -> HeadWeights,
         mut visit: impl FnMut(LayerOutput),
     ) -> Result<Tensor> {
+        let Inputs { read, mut preceding, memory } = inputs;
         let (b, t, _e) = x.dims3()?;
         if let Some(memory) = memory {
             self.check_layers("memory", memory.layers.len())?;
@@ -307,28 +351,41 @@ impl Encoder {
             let table = columns_in_use(table, &mask, t)?;
             mask = mask.with_distance_bias(&table)?;
         }
-        let rotations = self.rotary.iter().map(|rotary| rotary.of_mask(&mask, b, t));
-        let rotations: Vec<RotaryAt> = rotations.collect::<mha::Result<_>>()?;
+        let rotations = |mask: &AttentionMask, t: usize| -> mha::Result<Vec<RotaryAt>> {
+            self.rotary.iter().map(|rotary| rotary.of_mask(mask, b, t)).collect()
+        };
+        let of_all = rotations(&mask, t)?;
         let preceding_keys = match &preceding {
             Preceding::None => 0,
             Preceding::Cache(cache) => cache.len(),
             Preceding::Prefix(prefix) => mask.ragged_sequences() * prefix.len(),
         };
+        let lower = |mask: &AttentionMask, window: Option<usize>, t: usize| {
+            let windowed = window.map(|radius| mask.clone().with_window(radius));
+            self.layers[0].lower(x, windowed.as_ref().unwrap_or(mask), t, preceding_keys)
+        };
         // The mask of each distinct window of the layers.
         let mut masks: HashMap<Option<usize>, LoweredMask> = HashMap::new();
-        for &window in &self.windows {
+        let last = self.num_hidden_layers - 1;
+        let whole = if read.is_some() { last } else { last + 1 }; // layers that compute all tokens
+        for &window in &self.windows[..whole] {
             if let Entry::Vacant(entry) = masks.entry(window) {
-                let mask = match window {
-                    None => mask.clone(),
-                    Some(radius) => mask.clone().with_window(radius),
-                };
-                entry.insert(self.layers[0].lower(x, &mask, preceding_keys)?);
+                entry.insert(lower(&mask, window, t)?);
             }
+        }
+        // The rotations of the queries in the last layer, and its mask.
+        let (mut of_read, mut mask_of_read) = (vec![], None);
+        if let Some(ReadTokens { tokens, .. }) = read {
+            let mask = mask.for_queries_of(tokens)?;
+            of_read = rotations(&mask, tokens.len())?;
+            mask_of_read = Some(lower(&mask, self.windows[last], tokens.len())?);
         }
         let mut x = x.clone();
         for i in 0..self.num_hidden_layers {
             let weights = select(i);
+            let read = read.filter(|_| i == last);
             let context = Context {
+                tokens: read.map(|read| &read.index),
                 preceding: match &mut preceding {
                     Preceding::None => Preceding::None,
                     Preceding::Cache(cache) => Preceding::Cache(&mut cache.layers[i]),
@@ -339,7 +396,10 @@ impl Encoder {
             };
             let mut options = AttentionOptions::new().with_weights(weights);
             if let Some(&rotation) = self.rotary_of_layer.get(i) {
-                options = options.with_transform(&rotations[rotation]);
+                options = options.with_transform(&of_all[rotation]);
+                if let Some(rotation) = of_read.get(rotation).filter(|_| i == last) {
+                    options = options.with_query_transform(rotation);
+                }
             }
             let layer = self.layer(i);
             let positions = match &self.relative_embeddings {
@@ -349,10 +409,11 @@ impl Encoder {
             if let Some(positions) = &positions {
                 options = options.with_disentangled(positions);
             }
-            let mut output =
-                layer.forward_lowered(&x, &masks[&self.windows[i]], options, context)?;
+            let mask = mask_of_read.as_ref().filter(|_| i == last);
+            let mask = mask.unwrap_or_else(|| &masks[&self.windows[i]]);
+            let mut output = layer.forward_lowered(&x, mask, options, context)?;
             if let Some(norm) = &self.final_norm
-                && i + 1 == self.num_hidden_layers
+                && i == last
             {
                 output.hidden = norm.forward(&output.hidden)?;
             }

@@ -68,9 +68,11 @@ pub(super) enum Preceding<'a, C, P> {
     Prefix(&'a P),
 }
 
-/// The keys and values that the tokens of a layer attend to besides each other's.
+/// The tokens that a layer computes, and the keys and values that they attend to besides each other's.
 #[derive(Default)]
 pub(super) struct Context<'a> {
+    /// The tokens whose output is computed, `(T,)` of u32; `None` for all tokens.
+    pub(super) tokens: Option<&'a Tensor>,
     pub(super) preceding: Preceding<'a, KvCache, Memory>,
     /// The keys and values of an encoder's output, and its padding.
     pub(super) memory: Option<(&'a Memory, Option<&'a Tensor>)>,
@@ -80,7 +82,7 @@ pub(super) struct Context<'a> {
 
 /// The result of a layer.
 pub(super) struct LayerOutput {
-    pub(super) hidden: Tensor, // (B, T, E)
+    pub(super) hidden: Tensor, // (B, T, E), of the tokens of the context
     /// The weights of self-attention that the options select.
     pub(super) weights: Option<Tensor>,
     /// The weights of cross-attention that [`Context::memory_weights`] selects.
@@ -167,7 +169,7 @@ impl EncoderLayer {
         mask: &AttentionMask,
         options: AttentionOptions,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let mask = self.lower(x, mask, 0)?;
+        let mask = self.lower(x, mask, x.dim(1)?, 0)?;
         let output = self.forward_lowered(x, &mask, options, Context::default())?;
         Ok((output.hidden, output.weights))
     }
@@ -184,21 +186,25 @@ impl EncoderLayer {
         }
     }
 
-    /// The mask for [`Self::forward_lowered`] of inputs with the shape of `x`, `(B, T, E)`, and
-    /// `preceding` keys besides those of `x`.
+    /// The mask for [`Self::forward_lowered`] of `t` queries and the keys of inputs with the shape of
+    /// `x`, `(B, S, E)`, after `preceding` other keys.
     pub(super) fn lower(
         &self,
         x: &Tensor,
         mask: &AttentionMask,
+        t: usize,
         preceding: usize,
     ) -> Result<LoweredMask> {
-        let (b, t, _e) = x.dims3()?;
+        let (b, s, _e) = x.dims3()?;
         let heads = self.attention.attention().config().num_attention_heads;
-        Ok(mask.lower([b, heads, t, preceding + t], x.dtype(), x.device())?)
+        Ok(mask.lower([b, heads, t, preceding + s], x.dtype(), x.device())?)
     }
 
-    /// [`Self::forward_with`] with a mask from [`Self::lower`]. All layers of an encoder can use
-    /// it.
+    /// [`Self::forward_with`] with a mask from [`Self::lower`]. All layers of an encoder that compute
+    /// the same tokens can use it.
+    ///
+    /// For some tokens alone, the layer computes the keys and values of all tokens, and all else of
+    /// these tokens; the mask is [`AttentionMask::for_queries_of`] them.
     ///
     /// # Errors
     /// The errors of [`SelfAttention::step_lowered`] and [`CrossAttention::forward_with`];
@@ -211,18 +217,26 @@ impl EncoderLayer {
         options: AttentionOptions,
         context: Context,
     ) -> Result<LayerOutput> {
-        let Context { preceding, memory, memory_weights } = context;
+        let Context { tokens, preceding, memory, memory_weights } = context;
         let normed = match (&self.attention_norm, self.placement) {
             (Some(norm), NormPlacement::Pre | NormPlacement::PreAndPost) => norm.forward(x)?,
             _ => x.clone(),
         };
+        let of_tokens = |x: &Tensor| match tokens {
+            None => Ok(x.clone()),
+            Some(tokens) => x.index_select(tokens, 1),
+        };
+        let (x, query) = (&of_tokens(x)?, of_tokens(&normed)?);
         let (mut attended, weights) = match preceding {
-            Preceding::None => self.attention.forward_lowered(&normed, mask, options)?,
+            Preceding::None => {
+                let attention = self.attention.attention();
+                attention.forward_lowered(&query, &normed, &normed, mask, options)?
+            }
             Preceding::Cache(cache) => {
                 self.attention.step_lowered(&normed, mask, cache, options)?
             }
             Preceding::Prefix(prefix) => {
-                self.attention.forward_after(&normed, mask, prefix, options)?
+                self.attention.forward_after(&query, &normed, mask, prefix, options)?
             }
         };
         if let Some([norm, _]) = &self.output_norms {

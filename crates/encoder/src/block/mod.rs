@@ -18,6 +18,7 @@ pub(crate) use decoder_state::Prefix;
 pub use decoder_state::{DecoderAttentions, DecoderCache, DecoderMemory};
 pub use embeddings::InputEmbeddings;
 pub use encoder::Encoder;
+pub(crate) use encoder::ReadTokens;
 pub use feed_forward::PositionWiseFeedForward;
 pub use layer::EncoderLayer;
 pub(crate) use norm::Norm;

@@ -9,7 +9,7 @@ use ops::{CudaGraphCache, Linear, Loaded, Table, Weights};
 use crate::{
     DecoderAttentions, DecoderCache, DecoderMemory, Encoder, EncoderConfig, InputEmbeddings,
     InputError, LoadOptions, LoadReport, ModelFiles, RaggedBatch, Result, SequencePooling,
-    block::Prefix,
+    block::{Prefix, ReadTokens},
     load::ModelFolder,
     models::load_encoder::load_encoder,
     models::ragged_batch::{as_u32, scatter, tables},
@@ -211,6 +211,13 @@ impl EncoderModel {
         of_tokens: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let input = Padded::new(&self.config, input_ids, token_type_ids, mask)?;
+        let reads_one = matches!(pooling, SequencePooling::Cls | SequencePooling::Last { .. });
+        if reads_one && !self.computes_padding(&input)? {
+            let (batch, _rows) = input.to_ragged(&self.config, &input.visible)?;
+            if batch.offsets().windows(2).all(|at| at[0] < at[1]) {
+                return self.forward_pooled_ragged(&batch, pooling, of_tokens);
+            }
+        }
         let hidden = of_tokens(&self.hidden(&input, mask)?)?;
         match pooling {
             SequencePooling::Cls => input.first_tokens(&hidden),
@@ -229,9 +236,15 @@ impl EncoderModel {
         }
     }
 
+    /// Whether padding is computed too, because the hidden states of the tokens would differ without
+    /// it.
+    fn computes_padding(&self, input: &Padded) -> Result<bool> {
+        Ok(!input.hides_only_padding || (self.config.uses_distances() && input.has_gaps()?))
+    }
+
     /// The output of the last layer, `(B, T, E)`. The rows of padding are zeros.
     fn hidden(&self, input: &Padded, mask: &AttentionMask) -> Result<Tensor> {
-        if !input.hides_only_padding || (self.config.uses_distances() && input.has_gaps()?) {
+        if self.computes_padding(input)? {
             return input.hide_padding(self.encoder.forward(&self.embed(input)?, mask)?);
         }
         let (batch, rows) = input.to_ragged(&self.config, &input.visible)?;
@@ -387,26 +400,52 @@ impl EncoderModel {
     /// [`InputError::Id`] if an id is outside its embedding table; [`InputError::TooLong`] if a
     /// sequence has more than [`EncoderConfig::max_tokens`] tokens.
     pub fn forward_ragged(&self, batch: &RaggedBatch) -> Result<Tensor> {
-        self.forward_after(batch, None)
+        self.forward_after(batch, None, None)
     }
 
-    /// [`Self::forward_ragged`] for sequences that all continue the same prefix. Returns the hidden
-    /// states of the tokens after the prefix.
-    fn forward_after(&self, batch: &RaggedBatch, prefix: Option<&Prefix>) -> Result<Tensor> {
-        if batch.tokens() == 0 {
+    /// [`Self::forward_ragged`] for some of the tokens. The last layer computes only their queries,
+    /// and what follows from these; the result is the same.
+    ///
+    /// # Shapes
+    /// `tokens`: indices of tokens of the batch in ascending order, `(R,)`; returns `(R, E)`
+    /// # Errors
+    /// The errors of [`Self::forward_ragged`].
+    pub(crate) fn forward_ragged_tokens(
+        &self,
+        batch: &RaggedBatch,
+        tokens: &[usize],
+    ) -> Result<Tensor> {
+        self.forward_after(batch, Some(tokens), None)
+    }
+
+    /// [`Self::forward_ragged`] for sequences that all continue the same prefix, if there is one.
+    /// Returns the hidden states of the tokens after the prefix, or of those in `read`.
+    fn forward_after(
+        &self,
+        batch: &RaggedBatch,
+        read: Option<&[usize]>,
+        prefix: Option<&Prefix>,
+    ) -> Result<Tensor> {
+        let read = read.filter(|read| read.len() < batch.tokens());
+        if batch.tokens() == 0 || read.is_some_and(|read| read.is_empty()) {
             let dtype = self.embeddings.dtype();
             return Ok(no_rows(self.config.hidden_size, dtype, &self.device)?);
         }
-        let encode = |batch: &RaggedBatch| {
+        let encode = |batch: &RaggedBatch, read: Option<ReadTokens>| {
             let ids = batch.ids(&self.config, &self.device)?; // (3, 1, N)
-            if let Some(prefix) = prefix {
-                let x = self.embed_ragged(&ids)?;
-                return Ok(self.encoder.forward_after(&x, batch.offsets(), prefix)?.squeeze(0)?);
+            let sequences = AttentionMask::none();
+            let sequences =
+                sequences.with_sequences_after(batch.offsets(), prefix.map_or(0, Prefix::len))?;
+            let encode = |ids: &Tensor, (mask, read): &(AttentionMask, Option<ReadTokens>)| {
+                let x = self.embed_ragged(ids)?;
+                Ok(self.encoder.forward_ragged(&x, mask, read.as_ref(), prefix)?.squeeze(0)?)
+            };
+            let input = (sequences, read);
+            if prefix.is_some() {
+                return encode(&ids, &input);
             }
-            let mask = AttentionMask::none().with_sequences(batch.offsets())?;
-            self.graphs.run(batch.offsets(), &ids, &mask, |ids, mask| {
-                Ok(self.encoder.forward(&self.embed_ragged(ids)?, mask)?.squeeze(0)?)
-            })
+            let read = input.1.as_ref().map(ReadTokens::tokens);
+            self.graphs.run(batch.offsets(), read, &ids, &input, encode)
         };
         let mut part = self.tokens_per_part();
         if let Some(prefix) = prefix {
@@ -415,13 +454,27 @@ impl EncoderModel {
             let max_keys = part.saturating_mul(KEYS_PER_TOKEN).min(MAX_KEYS);
             part = part.min((max_keys * batch.tokens()).div_ceil(keys));
         }
+        let of_device = |tokens: &[usize]| ReadTokens::new(tokens, &self.device);
         if !self.device.is_cpu() && batch.tokens() <= part {
-            return encode(batch);
+            return encode(batch, read.map(of_device).transpose()?);
         }
         // All work runs in the rayon pool, so that concurrent callers share the threads of the pool
         // and do not add threads.
         rayon::scope(|_| {
-            let hidden = batch.parts(part).map(|part| encode(&part)).collect::<Result<Vec<_>>>()?;
+            let (mut start, mut rest, mut hidden) = (0, read, vec![]);
+            for part in batch.parts(part) {
+                let end = start + part.tokens();
+                let of_part = rest.as_mut().map(|rest| {
+                    let count = rest.partition_point(|&token| token < end);
+                    let tokens = rest.split_off(..count).unwrap_or_default();
+                    tokens.iter().map(|token| token - start).collect::<Vec<_>>()
+                });
+                start = end;
+                if of_part.as_ref().is_none_or(|tokens| !tokens.is_empty()) {
+                    let of_part = of_part.as_deref().map(of_device).transpose()?;
+                    hidden.push(encode(&part, of_part)?);
+                }
+            }
             Ok(Tensor::cat(&hidden, 0)?)
         })
     }
@@ -451,22 +504,17 @@ impl EncoderModel {
         if let Some(index) = offsets.windows(2).position(|w| w[0] == w[1]) {
             return Err(InputError::EmptySequence { index }.into());
         }
-        let select = |hidden: Tensor, rows: &mut dyn Iterator<Item = usize>| -> Result<Tensor> {
-            let rows = rows.map(|row| row as u32);
-            Ok(hidden.index_select(&Tensor::from_iter(rows, hidden.device())?, 0)?)
+        let rows = |offsets: &[usize], at: &mut dyn Iterator<Item = usize>| -> Vec<usize> {
+            offsets.iter().zip(at).map(|(start, at)| start + at).collect()
         };
         let groups =
             if self.config.shares_prefixes() { self.groups(batch, at, prompts) } else { vec![] };
         if groups.is_empty() {
-            let hidden = self.forward_ragged(batch)?;
-            if batch.sequences() == 0 {
-                return Ok(hidden); // (0, E)
-            }
-            return select(hidden, &mut offsets.iter().zip(at).map(|(start, at)| start + at));
+            return self.forward_ragged_tokens(batch, &rows(offsets, &mut at.iter().copied()));
         }
         batch.ids(&self.config, &Device::Cpu)?; // checks the ids and the lengths
-        let (mut rows, mut hidden) = (vec![0; batch.sequences()], vec![]);
-        let mut computed = 0;
+        let (mut order, mut hidden) = (vec![0; batch.sequences()], vec![]);
+        let mut computed = 0u32;
         for Group { sequences, prefix } in groups {
             let tokens = &batch.sequence(sequences[0])[..prefix];
             let prefix = match tokens {
@@ -475,16 +523,14 @@ impl EncoderModel {
             };
             let start = prefix.as_ref().map_or(0, Prefix::len);
             let tails = batch.tails(&sequences, start)?;
-            let states = self.forward_after(&tails, prefix.as_ref())?;
-            let mut last =
-                tails.offsets().iter().zip(&sequences).map(|(row, &i)| row + at[i] - start);
-            hidden.push(select(states, &mut last)?);
+            let last = rows(tails.offsets(), &mut sequences.iter().map(|&i| at[i] - start));
+            hidden.push(self.forward_after(&tails, Some(&last), prefix.as_ref())?);
             for i in sequences {
-                rows[i] = computed;
+                order[i] = computed;
                 computed += 1;
             }
         }
-        select(Tensor::cat(&hidden, 0)?, &mut rows.into_iter())
+        Ok(Tensor::cat(&hidden, 0)?.index_select(&Tensor::new(order, &self.device)?, 0)?)
     }
 
     #[cfg(test)]
@@ -742,4 +788,63 @@ impl Padded {
 /// precision.
 fn sum_dtype(hidden: DType) -> DType {
     if hidden == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::Precision;
+
+    /// Sequences of 1, 5, 17 and 30 tokens.
+    fn batch(config: &EncoderConfig) -> Result<RaggedBatch> {
+        let mut batch = RaggedBatch::default();
+        for length in [1, 5, 17, 30] {
+            let length = length.min(config.max_tokens());
+            let ids =
+                (0..length as u32).map(|i| 1 + (7 * i + i * i) % (config.vocab_size as u32 - 1));
+            batch.push(&ids.collect::<Vec<_>>(), &vec![0; length])?;
+        }
+        Ok(batch)
+    }
+
+    fn bits(x: &Tensor) -> Result<Vec<Vec<u32>>> {
+        let rows = x.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        Ok(rows.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect())
+    }
+
+    /// The last layer computes the first, the last, some or no tokens of the sequences of every
+    /// architecture, with the bits that it computes for all tokens.
+    #[test]
+    fn the_hidden_states_of_some_tokens_have_the_bits_of_those_of_all() -> Result<()> {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden");
+        let mut models = 0;
+        for dir in ["architectures", "decoders"] {
+            for entry in fs::read_dir(format!("{golden}/{dir}")).unwrap() {
+                let dir = entry.unwrap().path().join("encoder");
+                if !dir.join("model.safetensors").exists() {
+                    continue;
+                }
+                for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+                    let options = LoadOptions::default().with_precision(precision);
+                    let (model, _) = EncoderModel::from_dir(&dir, &options)?;
+                    let batch = batch(model.config())?;
+                    let all = bits(&model.forward_ragged(&batch)?)?;
+                    let offsets = batch.offsets();
+                    let first = offsets[..4].to_vec();
+                    let last = offsets[1..].iter().map(|end| end - 1).collect();
+                    let some = (0..batch.tokens()).filter(|i| i % 7 < 2 && *i > 3).collect();
+                    for tokens in [first, last, some, vec![], vec![3]] {
+                        let got = bits(&model.forward_ragged_tokens(&batch, &tokens)?)?;
+                        let expected: Vec<_> = tokens.iter().map(|&i| all[i].clone()).collect();
+                        assert!(got == expected, "{} {precision:?} {tokens:?}", dir.display());
+                    }
+                }
+                models += 1;
+            }
+        }
+        assert!(models > 40, "{models}");
+        Ok(())
+    }
 }

@@ -195,17 +195,16 @@ impl Pipeline for MaskFiller {
     ) -> Result<Vec<Vec<Vec<Candidate>>>> {
         let ids: Vec<u32> =
             sequences.iter().flat_map(|tokens| &tokens.input_ids).copied().collect();
-        let masks = (0u32..).zip(&ids).filter(|(_, id)| **id == self.mask_id);
-        let masks: Vec<u32> = masks.map(|(position, _)| position).collect();
+        let masks: Vec<usize> = (0..ids.len()).filter(|&i| ids[i] == self.mask_id).collect();
         if masks.is_empty() {
             return Ok(vec![vec![]; sequences.len()]);
         }
         let batch = RaggedBatch::from_tokens(sequences.iter().copied())?;
-        let hidden = self.model.encoder().forward_ragged(&batch)?; // (N, E)
+        let hidden = self.model.encoder().forward_ragged_tokens(&batch, &masks)?; // (masks, E)
         let mut candidates = Vec::with_capacity(masks.len());
-        for masks in masks.chunks(MASKS_PER_PART) {
-            let masks = Tensor::new(masks, hidden.device())?;
-            let logits = self.model.logits(&hidden.index_select(&masks, 0)?)?; // (masks, vocab_size)
+        for start in (0..masks.len()).step_by(MASKS_PER_PART) {
+            let part = hidden.narrow(0, start, MASKS_PER_PART.min(masks.len() - start))?;
+            let logits = self.model.logits(&part)?; // (masks of the part, vocab_size)
             for i in 0..logits.dim(0)? {
                 candidates.push(self.most_likely(&logits.i(i)?, params.top)?);
             }

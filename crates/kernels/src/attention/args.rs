@@ -140,6 +140,15 @@ pub struct Sequence {
     pub queries: Range<usize>,
     /// The keys, within 0..S.
     pub keys: Range<usize>,
+    /// The position of the first query, counted from the first key.
+    pub first_query: usize,
+}
+
+impl Sequence {
+    /// The position of a query, counted from the first key.
+    pub(super) fn position(&self, query: usize) -> usize {
+        (query - self.queries.start).saturating_add(self.first_query)
+    }
 }
 
 /// A broadcast operand `(B, H, T, S)`: a stride of 0 repeats it along that dimension.
@@ -174,54 +183,51 @@ impl<T: Copy> Broadcast<'_, T> {
 #[derive(Clone, Copy, Debug)]
 pub struct DistanceBias<'a> {
     /// `(H, 2·radius + 1)`: the element `[h, radius + d]` is added to the scaled score of head h
-    /// for a key at the distance d, the index of the key minus that of the query.
+    /// for a key at the distance d, the position of the key minus that of the query.
     pub data: &'a [f32],
     /// The largest distance.
     pub radius: usize,
-    /// Number of keys before the first query: query i of a sequence has the index i + offset.
-    pub offset: usize,
 }
 
 impl<'a> DistanceBias<'a> {
     /// # Panics
     /// If the data do not have `heads` rows, or if a distance exceeds the radius.
     fn check(&self, heads: usize, sequences: &[Sequence]) {
-        let Self { data, radius, offset } = *self;
+        let Self { data, radius } = *self;
         assert_eq!(
             data.len(),
             heads * (2 * radius + 1),
             "distance_bias: expected (H, 2·radius + 1)"
         );
-        assert!(are_near(sequences, radius, offset), "distance_bias: a distance exceeds {radius}");
+        assert!(are_near(sequences, radius), "distance_bias: a distance exceeds {radius}");
     }
 
-    /// The biases of `keys` keys from `first_key` on, for query `query`; both are indices within
-    /// the sequence.
+    /// The biases of `keys` keys from `first_key` on, for the query at `position`; both are
+    /// positions in the sequence.
     pub(super) fn row(
         &self,
         head: usize,
-        query: usize,
+        position: usize,
         first_key: usize,
         keys: usize,
     ) -> &'a [f32] {
-        let start = head * (2 * self.radius + 1) + self.radius + first_key - query - self.offset;
+        let start = head * (2 * self.radius + 1) + self.radius + first_key - position;
         &self.data[start..start + keys]
     }
 }
 
-/// Whether no distance from a query to a key of its sequence exceeds `radius`. Query i of a
-/// sequence has the index i + offset.
-fn are_near(sequences: &[Sequence], radius: usize, offset: usize) -> bool {
-    sequences.iter().all(|sequence| {
-        let before = sequence.queries.len().saturating_add(offset).saturating_sub(1);
-        let after = sequence.keys.len().saturating_sub(1).saturating_sub(offset);
+/// Whether no distance from a query to a key of its sequence exceeds `radius`.
+fn are_near(sequences: &[Sequence], radius: usize) -> bool {
+    sequences.iter().filter(|sequence| !sequence.queries.is_empty()).all(|sequence| {
+        let before = sequence.position(sequence.queries.end - 1);
+        let after = sequence.keys.len().saturating_sub(1).saturating_sub(sequence.first_query);
         before.max(after) <= radius
     })
 }
 
 /// Projected relative positions, as in disentangled attention. The score of query i and key j
 /// before scaling is `qᵢ·kⱼ + qᵢ·keys[h, r] + kⱼ·queries[h, r]`. The row r is `rows[radius + d]`,
-/// where d is the index of the key minus that of the query. The length of `rows` is `2·radius + 1`,
+/// where d is the position of the key minus that of the query. The length of `rows` is `2·radius + 1`,
 /// and its elements are below R.
 #[derive(Clone, Copy, Debug)]
 pub struct RelativePositions<'a, T> {
@@ -231,8 +237,6 @@ pub struct RelativePositions<'a, T> {
     pub queries: Option<Strided<'a, T>>,
     /// The row of each distance.
     pub rows: &'a [u32],
-    /// Number of keys before the first query: query i of a sequence has the index i + offset.
-    pub offset: usize,
 }
 
 impl<T> RelativePositions<'_, T> {
@@ -244,10 +248,7 @@ impl<T> RelativePositions<'_, T> {
             self.rows.len() % 2 == 1,
             "relative positions: expected an odd number of rows (2·radius + 1)"
         );
-        assert!(
-            are_near(sequences, radius, self.offset),
-            "relative positions: a distance exceeds {radius}"
-        );
+        assert!(are_near(sequences, radius), "relative positions: a distance exceeds {radius}");
         let rows = self.rows.iter().max().map_or(0, |row| *row as usize + 1);
         for vectors in [&self.keys, &self.queries].into_iter().flatten() {
             vectors.check("relative positions");
@@ -260,19 +261,21 @@ impl<T> RelativePositions<'_, T> {
         }
     }
 
-    /// The row of each distance from query `query` to the keys `first_key..first_key + keys`,
-    /// which are indices within the sequence.
-    pub(super) fn rows_of(&self, query: usize, first_key: usize, keys: usize) -> &[u32] {
-        &self.rows[self.rows.len() / 2 + first_key - query - self.offset..][..keys]
+    /// The row of each distance from the query at `position` to the keys at the positions
+    /// `first_key..first_key + keys`.
+    pub(super) fn rows_of(&self, position: usize, first_key: usize, keys: usize) -> &[u32] {
+        &self.rows[self.rows.len() / 2 + first_key - position..][..keys]
     }
 
-    /// The range that contains the rows of all distances from `queries` to the first `keys` keys of
-    /// a sequence.
-    pub(super) fn range(&self, queries: Range<usize>, keys: usize) -> Range<usize> {
+    /// The range that contains the rows of all distances from some queries of a sequence to its
+    /// keys.
+    pub(super) fn range(&self, sequence: &Sequence, queries: &Range<usize>) -> Range<usize> {
+        let keys = sequence.keys.len();
         if queries.is_empty() || keys == 0 {
             return 0..0;
         }
-        let all = self.rows_of(queries.end - 1, 0, keys + queries.len() - 1);
+        let last = sequence.position(queries.end - 1);
+        let all = self.rows_of(last, 0, keys + queries.len() - 1);
         let [min, max] = [all.iter().min(), all.iter().max()].map(|row| row.map_or(0, |r| *r));
         min as usize..max as usize + 1
     }
@@ -302,11 +305,9 @@ pub struct Attention<'a, T> {
     pub distance_bias: Option<DistanceBias<'a>>,
     /// Relative positions, whose scores are added to `q·kᵀ` before scaling.
     pub relative: Option<RelativePositions<'a, T>>,
-    /// The offset of a causal mask: query i of a sequence attends to the sequence's keys
-    /// 0..=i + offset.
-    pub causal: Option<usize>,
-    /// Query i of a sequence attends to the sequence's keys at a distance of at most this number
-    /// from i + offset, where offset is that of `causal`, or 0.
+    /// Whether a query attends to no key at a later position.
+    pub causal: bool,
+    /// A query attends to the keys at a distance of at most this number from its position.
     pub window: Option<usize>,
     /// The factor of the scores, usually 1/√D.
     pub scale: f32,
@@ -325,7 +326,7 @@ impl<'a, T> Attention<'a, T> {
             bias: None,
             distance_bias: None,
             relative: None,
-            causal: None,
+            causal: false,
             window: None,
             scale,
         }

@@ -65,10 +65,8 @@ impl ScratchSizes {
 impl HeadTask<'_> {
     /// The range of the rows of relative positions that the task uses.
     pub(super) fn rows<T: Copy>(&self, attention: &Attention<T>) -> Range<usize> {
-        let first = self.sequence.queries.start;
-        let queries = self.queries.start - first..self.queries.end - first;
-        let keys = self.sequence.keys.len();
-        attention.relative.as_ref().map_or(0..0, |relative| relative.range(queries, keys))
+        let relative = attention.relative.as_ref();
+        relative.map_or(0..0, |relative| relative.range(self.sequence, &self.queries))
     }
 }
 
@@ -253,16 +251,15 @@ pub(super) struct Pass<'a, T> {
 /// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that tiles
 /// and blocks of keys are within the task.
 impl<T: Element> Pass<'_, T> {
-    /// The keys that the causal mask and the window leave visible to a query, as indices in the
+    /// The keys that the causal mask and the window leave visible to a query, as positions in the
     /// sequence.
     fn keys_seen(&self, query: usize) -> Range<usize> {
-        let Sequence { queries, keys, .. } = self.task.sequence;
+        let (sequence, keys) = (self.task.sequence, self.task.sequence.keys.len());
         let Attention { causal, window, .. } = *self.attention;
-        let index = query.saturating_sub(queries.start);
-        let position = index.saturating_add(causal.unwrap_or(0));
+        let position = sequence.position(query);
         let radius = window.unwrap_or(usize::MAX);
-        let end = if causal.is_some() { position.saturating_add(1) } else { usize::MAX };
-        let end = end.min(position.saturating_add(radius).saturating_add(1)).min(keys.len());
+        let end = if causal { position.saturating_add(1) } else { usize::MAX };
+        let end = end.min(position.saturating_add(radius).saturating_add(1)).min(keys);
         position.saturating_sub(radius).min(end)..end
     }
 
@@ -296,11 +293,11 @@ impl<T: Element> Pass<'_, T> {
         let (b, visible) = (sequence.b, self.visible());
         let sees = |index: usize| {
             let key = sequence.keys.start + index;
-            let from_start = query - sequence.queries.start;
+            let position = sequence.position(query);
             visible.is_none_or(|visible| visible[key] != 0)
                 && keep.is_none_or(|keep| keep.at(b, head, query, key) != 0)
                 && bias.map_or(0.0, |bias| bias.at(b, head, query, key))
-                    + distance_bias.map_or(0.0, |bias| bias.row(head, from_start, index, 1)[0])
+                    + distance_bias.map_or(0.0, |bias| bias.row(head, position, index, 1)[0])
                     != f32::NEG_INFINITY
         };
         self.keys_seen(query).any(sees)
@@ -414,7 +411,7 @@ impl<T: Element> Pass<'_, T> {
             unsafe {
                 let scores = self.buffers.scores.add(i * SCORES_STRIDE + seen.start);
                 let row = std::slice::from_raw_parts_mut(scores, seen.len());
-                let position = [head, query - sequence.queries.start, first_key];
+                let position = [head, query, first_key];
                 let scale = apply_mask(self.attention, row, sequence, position);
                 row[..seen_from].fill(f32::NEG_INFINITY);
                 row[seen_to..].fill(f32::NEG_INFINITY);

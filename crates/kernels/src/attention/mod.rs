@@ -49,9 +49,9 @@ const MAX_RELATIVE_QUERIES: usize = 512;
 ///
 /// // Two tokens of one head of width 1. Equal scores average the values.
 /// let strided = |data| Strided { data, strides: [2, 2, 1], dims: [1, 1, 2, 1] };
-/// let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2 }];
+/// let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2, first_query: 0 }];
 /// let qkv = [strided(&[1., 2.]), strided(&[0., 0.]), strided(&[4., 8.])];
-/// let args = Attention { causal: Some(0), ..Attention::new(qkv, sequences, 1.0) };
+/// let args = Attention { causal: true, ..Attention::new(qkv, sequences, 1.0) };
 /// assert_eq!(attention_f32(Isa::get()?, args), [4., 6.]);
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```

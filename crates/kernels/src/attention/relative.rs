@@ -77,8 +77,8 @@ impl<T: Element> Pass<'_, T> {
         let Some(relative) = self.attention.relative else { return };
         let first_row = self.rows.start;
         for i in start..start + mr {
-            let query = self.task.queries.start + i - self.task.sequence.queries.start;
-            let rows = relative.rows_of(query, first_key + seen.start, seen.len());
+            let position = self.task.sequence.position(self.task.queries.start + i);
+            let rows = relative.rows_of(position, first_key + seen.start, seen.len());
             // SAFETY: upheld by the caller. The rows are within `self.rows`, for which both tables
             // have been computed.
             unsafe {

@@ -25,8 +25,8 @@ impl SoftmaxState {
     pub(super) const NEW: Self = Self { max: f32::MIN, sum: 0.0 };
 }
 
-/// Applies the biases and `keep` to the scores of a query for the keys from `key` on. `t` and `key`
-/// are indices in `sequence`.
+/// Applies the biases and `keep` to the scores of query `t` for the keys from `key` on, a position in
+/// `sequence`.
 ///
 /// Returns the factor by which the caller must multiply the scores. It is `scale` if there is no
 /// bias and `scale` is positive. Otherwise this function scales the scores, and the factor is 1: a
@@ -44,14 +44,15 @@ pub(super) fn apply_mask<T>(
         scores.iter_mut().for_each(|score| *score *= scale);
         scale = 1.0;
     }
-    let distance_biases = attention.distance_bias.map(|bias| bias.row(h, t, key, scores.len()));
+    let (position, keys) = (sequence.position(t), scores.len());
+    let distance_biases = attention.distance_bias.map(|bias| bias.row(h, position, key, keys));
     if let Some(biases) = distance_biases {
         for (score, &bias) in scores.iter_mut().zip(biases) {
             *score = if bias == f32::NEG_INFINITY { bias } else { biased(*score * scale, bias) };
         }
         scale = 1.0;
     }
-    let (b, t, key) = (sequence.b, sequence.queries.start + t, sequence.keys.start + key);
+    let (b, key) = (sequence.b, sequence.keys.start + key);
     if let Some(bias) = attention.bias {
         for (i, score) in scores.iter_mut().enumerate() {
             let bias = bias.at(b, h, t, key + i);

@@ -46,25 +46,23 @@ struct Masks<'a> {
     bias: Option<Broadcast<'a, f32>>,
     distance_bias: Option<DistanceBias<'a>>,
     relative: Option<Relative<'a>>,
-    causal: Option<usize>,
+    causal: bool,
     window: Option<usize>,
 }
 
-/// Relative positions: the tables of keys and of queries, the table row of each distance, and the
-/// offset.
+/// Relative positions: the tables of keys and of queries, and the table row of each distance.
 #[derive(Clone, Copy)]
 struct Relative<'a> {
     keys: Option<&'a Operand>,
     queries: Option<&'a Operand>,
     rows: &'a [u32],
-    offset: usize,
 }
 
 impl<'a> Relative<'a> {
     fn view<T>(&self, [keys, queries]: [&'a [T]; 2]) -> RelativePositions<'a, T> {
-        let Self { rows, offset, .. } = *self;
         let keys = self.keys.map(|x| x.view(keys));
-        RelativePositions { keys, queries: self.queries.map(|x| x.view(queries)), rows, offset }
+        let queries = self.queries.map(|x| x.view(queries));
+        RelativePositions { keys, queries, rows: self.rows }
     }
 }
 
@@ -72,27 +70,24 @@ impl<'a> Relative<'a> {
 fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
     let ([b, h, t, _], [_, g, s, value_d]) = (q.dims, v.dims);
     let mut out = vec![0.0; b * t * h * value_d];
-    for Sequence { b, queries, keys } in masks.sequences {
+    for Sequence { b, queries, keys, first_query } in masks.sequences {
         for (head, query) in (0..h).flat_map(|head| queries.clone().map(move |t| (head, t))) {
-            let group = head / (h / g);
+            let (group, position) = (head / (h / g), query - queries.start + first_query);
             let offset =
                 |s: [usize; 4], key: usize| b * s[0] + head * s[1] + query * s[2] + key * s[3];
             let is_kept = |key: usize| {
-                let position = query - queries.start;
                 masks.visible.is_none_or(|visible| visible[b * s + key] == 1)
                     && masks.keep.is_none_or(|x| x.data[offset(x.strides, key)] == 1)
-                    && masks.causal.is_none_or(|shift| key - keys.start <= position + shift)
-                    && masks.window.is_none_or(|radius| {
-                        let position = position + masks.causal.unwrap_or(0);
-                        position.abs_diff(key - keys.start) <= radius
-                    })
+                    && (!masks.causal || key - keys.start <= position)
+                    && masks
+                        .window
+                        .is_none_or(|radius| position.abs_diff(key - keys.start) <= radius)
             };
             let weight = |key: usize| {
                 let mut dot = q.dot([*b, head, query], k, [*b, group, key]);
                 if let Some(relative) = masks.relative {
-                    let Relative { keys: relative_keys, queries: relative_queries, rows, offset } =
+                    let Relative { keys: relative_keys, queries: relative_queries, rows } =
                         relative;
-                    let position = query - queries.start + offset;
                     let row = rows[rows.len() / 2 + key - keys.start - position] as usize;
                     dot +=
                         relative_keys.map_or(0.0, |x| q.dot([*b, head, query], x, [0, head, row]));
@@ -102,7 +97,6 @@ fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
                 let bias = masks.bias.map_or(0.0, |x| f64::from(x.data[offset(x.strides, key)]));
                 let by_distance = masks.distance_bias.map_or(0.0, |x| {
                     let row = &x.data[head * (2 * x.radius + 1)..][..2 * x.radius + 1];
-                    let position = query - queries.start + x.offset;
                     f64::from(row[x.radius + key - keys.start - position])
                 });
                 (dot * f64::from(SCALE) + bias + by_distance).exp()
@@ -140,42 +134,55 @@ fn check_attention(d: usize, gap: usize) {
     let mut added = random(h * s, 4);
     added.iter_mut().step_by(11).for_each(|bias| *bias = f32::NEG_INFINITY);
     let bias = Some(Broadcast { data: &added[..], strides: [0, s, 0, 1] });
-    let whole: Vec<Sequence> = (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s }).collect();
-    let split: Vec<Sequence> = [(0, 0..t / 4, 0..s / 2), (0, t / 4..t, s / 2..s), (1, 0..t, 3..3)]
-        .map(|(b, queries, keys)| Sequence { b, queries, keys })
-        .into();
+    let whole_from = |first_query| -> Vec<Sequence> {
+        (0..b).map(|b| Sequence { b, queries: 0..t, keys: 0..s, first_query }).collect()
+    };
+    // The first queries have different positions.
+    let split_from = |first: usize| -> Vec<Sequence> {
+        [
+            (0, 0..t / 4, 0..s / 2, first),
+            (0, t / 4..t, s / 2..s, first / 2 + 1),
+            (1, 0..t, 3..3, first),
+        ]
+        .map(|(b, queries, keys, first_query)| Sequence { b, queries, keys, first_query })
+        .into()
+    };
+    let (whole, split) = (whole_from(0), split_from(0));
     let radius = s + 3;
     let table = random(h * (2 * radius + 1), 5);
-    let distances = |offset| Some(DistanceBias { data: &table[..], radius, offset });
+    let distances = Some(DistanceBias { data: &table[..], radius });
     // Three consecutive distances share a row. The rows are not in order, and some are unused.
     let rows: Vec<u32> = (0..2 * radius as u32 + 1).map(|i| 3 + i / 3 * 7 % 40).collect();
     let rows = &rows[..];
     let relative_keys = Operand::random([1, h, 50, d], gap, 6);
     let relative_queries = Operand::random([1, h, 44, d], gap + 1, 7);
     let (keys, queries) = (Some(&relative_keys), Some(&relative_queries));
-    let relative = |offset| Some(Relative { keys, queries, rows, offset });
-    let key_term = Some(Relative { keys, queries: None, rows, offset: 0 });
-    let query_term = Some(Relative { keys: None, queries, rows, offset: 0 });
+    let relative = Some(Relative { keys, queries, rows });
+    let key_term = Some(Relative { keys, queries: None, rows });
+    let query_term = Some(Relative { keys: None, queries, rows });
     let cases = [
-        (&whole, None, None, None, None, None, None, None),
-        (&whole, visible, None, None, None, None, None, None),
-        (&whole, None, None, None, None, None, Some(233), None),
-        (&whole, None, keep, None, None, None, None, None),
-        (&whole, None, None, bias, None, None, None, None),
-        (&whole, None, None, None, distances(0), None, None, None),
-        (&split, None, None, None, None, None, None, None),
-        (&split, None, None, None, distances(2), None, Some(2), None),
-        (&split, visible, keep, bias, None, None, Some(2), None),
-        (&split, visible, keep, bias, distances(1), None, Some(270), None),
-        (&whole, None, None, None, None, None, None, Some(3)),
-        (&whole, None, None, None, None, None, Some(500), Some(9)),
-        (&split, visible, None, None, distances(0), None, None, Some(0)),
-        (&split, visible, keep, bias, None, None, Some(2), Some(20)),
-        (&whole, None, None, None, None, key_term, None, None),
-        (&whole, visible, None, None, None, query_term, None, None),
-        (&whole, None, None, None, None, relative(0), None, None),
-        (&split, visible, None, None, None, relative(0), None, None),
-        (&split, visible, keep, bias, distances(1), relative(1), Some(1), Some(20)),
+        (&whole, None, None, None, None, None, false, None),
+        (&whole, visible, None, None, None, None, false, None),
+        (&whole_from(233), None, None, None, None, None, true, None),
+        (&whole, None, keep, None, None, None, false, None),
+        (&whole, None, None, bias, None, None, false, None),
+        (&whole, None, None, None, distances, None, false, None),
+        (&split, None, None, None, None, None, false, None),
+        (&split_from(2), None, None, None, distances, None, true, None),
+        (&split_from(2), visible, keep, bias, None, None, true, None),
+        (&split_from(270), visible, keep, bias, None, None, true, None),
+        (&split_from(20), visible, keep, bias, distances, None, true, None),
+        (&whole, None, None, None, None, None, false, Some(3)),
+        (&whole_from(500), None, None, None, None, None, true, Some(9)),
+        (&split, visible, None, None, distances, None, false, Some(0)),
+        (&split_from(2), visible, keep, bias, None, None, true, Some(20)),
+        (&split_from(20), None, None, None, None, None, false, Some(12)),
+        (&whole, None, None, None, None, key_term, false, None),
+        (&whole, visible, None, None, None, query_term, false, None),
+        (&whole, None, None, None, None, relative, false, None),
+        (&split, visible, None, None, None, relative, false, None),
+        (&split_from(20), visible, None, None, distances, relative, false, None),
+        (&split_from(1), visible, keep, bias, distances, relative, true, Some(20)),
     ];
     for (i, case) in cases.into_iter().enumerate() {
         let (sequences, visible, keep, bias, distance_bias, relative, causal, window) = case;
@@ -240,19 +247,19 @@ fn attention_matches_f64_for_heads_of_several_vectors_and_an_odd_remainder() {
 fn windows_of_many_tiles_and_blocks_match_f64() {
     let [b, h, t, d] = [1, 2, scaled(900, 40), 6];
     let [q, k, v] = [1, 2, 3].map(|seed| Operand::random([b, h, t, d], 2, seed));
-    let whole = [Sequence { b: 0, queries: 0..t, keys: 0..t }];
+    let whole = [Sequence { b: 0, queries: 0..t, keys: 0..t, first_query: 0 }];
     let split: Vec<Sequence> = [0..t / 3, t / 3..t]
-        .map(|range| Sequence { b: 0, queries: range.clone(), keys: range })
+        .map(|range| Sequence { b: 0, queries: range.clone(), keys: range, first_query: 0 })
         .into();
     let visible: Vec<u8> = (0..t).map(|i| u8::from(i % 5 != 0)).collect();
     for (sequences, visible, causal, radius) in [
-        (&whole[..], None, None, 0),
-        (&whole, None, None, 64),
-        (&whole, Some(&visible[..]), None, 200),
-        (&whole, None, Some(0), 100),
-        (&split, None, None, 33),
-        (&split, Some(&visible), Some(0), 384),
-        (&whole, None, None, 2000),
+        (&whole[..], None, false, 0),
+        (&whole, None, false, 64),
+        (&whole, Some(&visible[..]), false, 200),
+        (&whole, None, true, 100),
+        (&split, None, false, 33),
+        (&split, Some(&visible), true, 384),
+        (&whole, None, false, 2000),
     ] {
         let (keep, bias, distance_bias, relative) = (None, None, None, None);
         let window = Some(radius);
@@ -293,7 +300,7 @@ fn non_finite_keys_affect_the_result_only_if_visible() {
         let attend = |second_key: f32, visible: Option<&[u8]>| {
             let k = [0.0, second_key, 0.0];
             let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
-            let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3 }];
+            let sequences = &[Sequence { b: 0, queries: 0..3, keys: 0..3, first_query: 0 }];
             let qkv = [strided(&q), strided(&k), strided(&v)];
             let args = Attention { visible, ..Attention::new(qkv, sequences, 1.0) };
             attention_f32(isa, args)
@@ -318,16 +325,13 @@ fn a_key_hidden_by_biases_does_not_affect_the_result() {
             let strided = |data| Strided { data, strides: [3, 3, 1], dims: [1, 1, 3, 1] };
             let q = Strided { data: &q[..], strides: [1; 3], dims: [1; 4] };
             // The second key has the distance 1 from the query.
-            let sequences = &[Sequence { b: 0, queries: 0..1, keys: 0..3 }];
+            let sequences = &[Sequence { b: 0, queries: 0..1, keys: 0..3, first_query: 0 }];
             let by_distance = [0.0, 0.0, 0.0, distance_bias.unwrap_or(0.0), 0.0];
             let by_key = [0.0, bias.unwrap_or(0.0), 0.0];
             let args = Attention {
                 bias: bias.map(|_| Broadcast { data: &by_key[..], strides: [0, 0, 0, 1] }),
-                distance_bias: distance_bias.map(|_| DistanceBias {
-                    data: &by_distance[..],
-                    radius: 2,
-                    offset: 0,
-                }),
+                distance_bias: distance_bias
+                    .map(|_| DistanceBias { data: &by_distance[..], radius: 2 }),
                 ..Attention::new([q, strided(&k), strided(&v)], sequences, 1.0)
             };
             attention_f32(isa, args)[0]
@@ -350,12 +354,12 @@ fn a_key_hidden_by_biases_does_not_affect_the_result() {
 fn masks_hide_keys_for_every_scale() {
     let (q, k, v) = ([1.0, 2.0], [0.5, -1.0], [1.0, 3.0]);
     let strided = |data| Strided { data, strides: [2, 2, 1], dims: [1, 1, 2, 1] };
-    let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2 }];
+    let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2, first_query: 0 }];
     for (isa, scale) in
         Isa::available().into_iter().flat_map(|isa| [1.5, 0.0, -1.5].map(|s| (isa, s)))
     {
         let qkv = [strided(&q), strided(&k), strided(&v)];
-        let causal = Attention { causal: Some(0), ..Attention::new(qkv, sequences, scale) };
+        let causal = Attention { causal: true, ..Attention::new(qkv, sequences, scale) };
         let [first, second] = attention_f32(isa, causal)[..] else { panic!("two queries") };
         let weight = 1.0 / (1.0 + (scale * 2.0 * (-1.0 - 0.5)).exp()); // of the first key
         assert_eq!(first, 1.0, "{} {scale}", isa.name());
@@ -371,7 +375,7 @@ fn masks_hide_keys_for_every_scale() {
 fn queries_of_width_0_give_all_keys_the_same_weight() {
     let empty = Strided { data: &[], strides: [0, 0, 1], dims: [1, 1, 2, 0] };
     let v = Strided { data: &[1.0, 2.0], strides: [2, 2, 1], dims: [1, 1, 2, 1] };
-    let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2 }];
+    let sequences = &[Sequence { b: 0, queries: 0..2, keys: 0..2, first_query: 0 }];
     for isa in Isa::available() {
         let args = Attention::new([empty, empty, v], sequences, 1.0);
         assert_eq!(attention_f32(isa, args), [1.5; 2], "{}", isa.name());
@@ -381,12 +385,12 @@ fn queries_of_width_0_give_all_keys_the_same_weight() {
 #[test]
 fn keys_after_the_queries_are_within_the_radius_of_a_distance_bias() {
     let strided = |data, t| Strided { data, strides: [t, t, 1], dims: [1, 1, t, 1] };
-    let sequences = &[Sequence { b: 0, queries: 0..1, keys: 0..8 }];
+    let sequences = &[Sequence { b: 0, queries: 0..1, keys: 0..8, first_query: 5 }];
     let v: Vec<f32> = (0..8).map(|i| i as f32).collect();
-    // Query 0 has the index 5, so that the distances are −5 to 2. All weight is at the distance 2.
+    // The query has the position 5, so that the distances are −5 to 2. All weight is at the distance 2.
     let mut biases = [f32::NEG_INFINITY; 11];
     biases[5 + 2] = 0.0;
-    let bias = DistanceBias { data: &biases, radius: 5, offset: 5 };
+    let bias = DistanceBias { data: &biases, radius: 5 };
     for isa in Isa::available() {
         let qkv = [strided(&[0.0], 1), strided(&[0.0; 8], 8), strided(&v, 8)];
         let args = Attention { distance_bias: Some(bias), ..Attention::new(qkv, sequences, 1.0) };
@@ -399,7 +403,7 @@ fn keys_after_the_queries_are_within_the_radius_of_a_distance_bias() {
 fn overlapping_sequences_panic() {
     let x = random(24, 1);
     let x = Strided { data: &x, strides: [12, 2, 2], dims: [2, 1, 6, 2] };
-    let sequence = |b, queries| Sequence { b, queries, keys: 0..6 };
+    let sequence = |b, queries| Sequence { b, queries, keys: 0..6, first_query: 0 };
     let sequences = [sequence(0, 0..6), sequence(1, 0..4), sequence(1, 3..6)];
     attention_f32(Isa::SCALAR, Attention::new([x; 3], &sequences, 1.0));
 }

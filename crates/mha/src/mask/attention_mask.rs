@@ -1,7 +1,9 @@
 //! [`AttentionMask`]: which keys each query may attend to.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
-use ops::Sequences;
+use ops::{QueryRange, Sequences};
 
 use super::keep::{Keep, keys_before};
 use crate::{
@@ -159,6 +161,50 @@ impl AttentionMask {
     pub fn with_sequences_after(self, offsets: &[usize], prefix: usize) -> Result<Self> {
         check_offsets(offsets, 0, offsets.last().copied().unwrap_or(0))?;
         Ok(Self { sequences: Some(Sequences::new(offsets, prefix)), ..self })
+    }
+
+    /// The mask of ragged sequences for the queries of some of their tokens. The keys remain those of
+    /// all tokens. The queries have the positions of their tokens.
+    ///
+    /// # Shapes
+    /// `tokens`: `(T,)`, the indices of the tokens among all N in ascending order; the queries are
+    /// `(1, H, T, D)`
+    ///
+    /// # Errors
+    /// [`Error::QueryToken`] for an index that is not larger than the one before or not below N;
+    /// [`Error::QueryTokensOfMask`] if the mask has no ragged sequences, or has parts for each query.
+    ///
+    /// # Examples
+    /// The last tokens of sequences of 1 and 3 tokens, with a causal mask:
+    /// ```
+    /// use candle_core::{DType, Device::Cpu, Tensor};
+    /// use mha::{AttentionMask, scaled_dot_product_attention as attend};
+    ///
+    /// let mask = AttentionMask::causal(0).with_sequences(&[0, 1, 4])?;
+    /// let v = Tensor::new(&[5f32, 2., 4., 9.], &Cpu)?.reshape((1, 1, 4, 1))?;
+    /// let q = v.zeros_like()?; // all scores are 0
+    /// let all = attend(&q, &q, &v, &mask, None)?;
+    /// assert_eq!(all.flatten_all()?.to_vec1::<f32>()?, [5., 2., 3., 5.]);
+    /// let of_last = mask.for_queries_of(&[0, 3])?;
+    /// let last = attend(&q.narrow(2, 0, 2)?, &q, &v, &of_last, None)?;
+    /// assert_eq!(last.flatten_all()?.to_vec1::<f32>()?, [5., 5.]);
+    /// # Ok::<(), mha::Error>(())
+    /// ```
+    pub fn for_queries_of(&self, tokens: &[usize]) -> Result<Self> {
+        let has_query_parts =
+            self.query_lens.is_some() || !self.keep.is_empty() || !self.bias.is_empty();
+        let Some(sequences) = self.sequences.as_ref().filter(|_| !has_query_parts) else {
+            return Err(Error::QueryTokensOfMask);
+        };
+        let n = sequences.offsets().last().copied().unwrap_or(0);
+        let mut least = 0;
+        for (index, &got) in tokens.iter().enumerate() {
+            if got < least || got >= n {
+                return Err(Error::QueryToken { index, got, least, tokens: n });
+            }
+            least = got + 1;
+        }
+        Ok(Self { sequences: Some(sequences.for_queries_of(tokens)), ..self.clone() })
     }
 
     /// Hides the keys of each sequence where `padding` is 0.
@@ -401,12 +447,17 @@ impl AttentionMask {
     /// # Errors
     /// [`Error::Offset`] if the last offset of ragged sequences is not `t`.
     pub fn positions(&self, t: usize) -> Result<Vec<u32>> {
-        self.check_sequences(t)?;
+        self.check_queries(t)?;
         let first = u32::try_from(self.causal.unwrap_or(0)).unwrap_or(u32::MAX);
-        let positions = |length: usize| (0..length as u32).map(move |i| first.saturating_add(i));
-        Ok(match &self.sequences {
-            None => positions(t).collect(),
-            Some(sequences) => sequences.lengths().flat_map(positions).collect(),
+        let positions = |tokens: Range<usize>| {
+            tokens.map(move |token| first.saturating_add(u32::try_from(token).unwrap_or(u32::MAX)))
+        };
+        Ok(match self.query_ranges() {
+            None => positions(0..t).collect(),
+            Some(ranges) => {
+                let tokens = |range: QueryRange| range.first..range.first + range.queries.len();
+                ranges.into_iter().flat_map(|range| positions(tokens(range))).collect()
+            }
         })
     }
 
@@ -436,7 +487,7 @@ impl AttentionMask {
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn sequence_lengths(&self, b: usize, t: usize) -> Result<Vec<usize>> {
-        self.check_sequences(t)?;
+        self.check_queries(t)?;
         if let Some(sequences) = &self.sequences {
             return Ok(sequences.ranges().map(|(_, keys)| keys.len()).collect());
         }
@@ -503,6 +554,21 @@ impl AttentionMask {
         self.sequences.as_ref().map_or(Ok(()), |x| check_offsets(x.offsets(), 0, n))
     }
 
+    /// Checks that there are `t` queries, if there are ragged sequences.
+    ///
+    /// # Errors
+    /// [`Error::Offset`] or [`Error::Shape`] if there are not.
+    pub(super) fn check_queries(&self, t: usize) -> Result<()> {
+        match self.sequences.as_ref().and_then(Sequences::query_tokens) {
+            None => self.check_sequences(t),
+            Some(tokens) if tokens.len() == t => Ok(()),
+            Some(tokens) => {
+                let expected = format!("(B, H, T, D) with T = {}, as in the mask", tokens.len());
+                Err(Error::Shape { argument: "q", expected, got: vec![t] })
+            }
+        }
+    }
+
     /// Checks that ragged sequences have `s` keys.
     ///
     /// # Errors
@@ -520,9 +586,9 @@ impl AttentionMask {
         Err(Error::Shape { argument: "k", expected, got: vec![s] })
     }
 
-    /// The number of keys before each ragged sequence.
-    pub(crate) fn prefix(&self) -> usize {
-        self.sequences.as_ref().map_or(0, Sequences::prefix)
+    /// The queries of ragged sequences; `None` for other sequences.
+    pub(crate) fn query_ranges(&self) -> Option<Vec<QueryRange>> {
+        self.sequences.as_ref().map(Sequences::queries)
     }
 
     /// The keys that padding and the valid length of each sequence leave visible, `(B, S)` of u8;
@@ -696,6 +762,28 @@ mod tests {
         assert_eq!(
             AttentionMask::none().with_valid_lens(&rank_3).unwrap_err().to_string(),
             "valid_lens has the wrong shape: expected (B,) or (B, T), got [1, 1, 1]"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn queries_are_those_of_tokens_in_ascending_order() -> Result<()> {
+        let mask = AttentionMask::causal(0).with_sequences(&[0, 3, 5])?;
+        assert_eq!(mask.for_queries_of(&[1, 2, 4])?.positions(3)?, [1, 2, 1]);
+        for (tokens, message) in [
+            (&[1, 1][..], "token 1 at index 1 of the queries: expected 2 to 4"),
+            (&[2, 5], "token 5 at index 1 of the queries: expected 3 to 4"),
+        ] {
+            assert_eq!(mask.for_queries_of(tokens).unwrap_err().to_string(), message);
+        }
+        let keep = mask.with_keep(&Tensor::ones((5, 5), DType::U8, &Cpu)?)?;
+        for other in [keep, AttentionMask::causal(0)] {
+            assert!(matches!(other.for_queries_of(&[0]), Err(Error::QueryTokensOfMask)));
+        }
+        let mask = AttentionMask::none().with_sequences(&[0, 3, 5])?.for_queries_of(&[1, 4])?;
+        assert_eq!(
+            mask.lower([1, 1, 5, 5], DType::F32, &Cpu).unwrap_err().to_string(),
+            "q has the wrong shape: expected (B, H, T, D) with T = 2, as in the mask, got [5]"
         );
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::OnceLock};
 
 use candle_core::{DType, Device, Tensor};
-use ops::{KernelMask, MaskParts, Sequences};
+use ops::{KernelMask, MaskParts, QueryRange, Sequences};
 
 use super::{AttentionMask, MaskTensors};
 use crate::{
@@ -50,15 +50,10 @@ impl LoweredMask {
         self.kernel.parts().sequences.as_ref()
     }
 
-    /// The position of the first query, counted from the first key (the offset of the causal mask).
-    pub(crate) fn first_query(&self) -> usize {
-        self.kernel.parts().first_query()
-    }
-
     /// One more than the largest position of a query or key, counted from the first key.
     pub(crate) fn longest_sequence(&self) -> usize {
         let [_b, _h, t, s] = self.kernel.dims();
-        longest_sequence(self.sequences(), self.first_query(), [t, s])
+        longest_sequence(self.sequences(), self.kernel.parts().first_query, [t, s])
     }
 
     /// The mask as tensors for candle's operations.
@@ -73,11 +68,12 @@ impl LoweredMask {
         Ok(self.tensors.get_or_init(|| tensors))
     }
 
-    /// The mask of the ragged sequence with these tokens and keys.
+    /// The mask of these queries of a ragged sequence and its keys.
     ///
     /// # Errors
     /// [`Error::Candle`] if a tensor operation fails.
-    pub(crate) fn of_sequence(&self, tokens: &Range<usize>, keys: &Range<usize>) -> Result<Self> {
+    pub(crate) fn of_queries(&self, range: &QueryRange) -> Result<Self> {
+        let QueryRange { queries, keys, first } = range;
         let ([b, h, _, _], parts) = (self.kernel.dims(), self.kernel.parts());
         let narrow = |x: &Option<Tensor>, axes: &[(usize, &Range<usize>)]| {
             let Some(mut x) = x.clone() else { return Ok(None) };
@@ -90,12 +86,13 @@ impl LoweredMask {
         };
         let parts = MaskParts {
             sequences: None,
+            first_query: parts.first_query.saturating_add(*first),
             keys: narrow(&parts.keys, &[(1, keys)])?,
-            keep: narrow(&parts.keep, &[(2, tokens), (3, keys)])?,
-            bias: narrow(&parts.bias, &[(2, tokens), (3, keys)])?,
+            keep: narrow(&parts.keep, &[(2, queries), (3, keys)])?,
+            bias: narrow(&parts.bias, &[(2, queries), (3, keys)])?,
             ..parts.clone()
         };
-        Ok(Self::new([b, h, tokens.len(), keys.len()], parts, &self.device))
+        Ok(Self::new([b, h, queries.len(), keys.len()], parts, &self.device))
     }
 
     /// The rows of the keys of all ragged sequences, `(S,)` of u32, in the rows of the prefix
@@ -145,13 +142,12 @@ impl AttentionMask {
     /// ```
     pub fn lower(&self, dims: [usize; 4], dtype: DType, device: &Device) -> Result<LoweredMask> {
         let [b, h, t, s] = dims;
-        self.check_sequences(t)?;
+        self.check_queries(t)?;
         self.check_keys(s)?;
-        let dtype = score_dtype(dtype);
+        let (dtype, first_query) = (score_dtype(dtype), self.causal.unwrap_or(0));
         let distance_bias = match &self.distance_bias {
             None => None,
             Some(table) => {
-                let first_query = self.causal.unwrap_or(0);
                 let longest = longest_sequence(self.sequences.as_ref(), first_query, [t, s]);
                 let least = longest.saturating_sub(1);
                 if table.dim(0)? != h || table.dim(1)? / 2 < least {
@@ -164,7 +160,8 @@ impl AttentionMask {
         let (keep, bias) = self.per_query_parts(dims, dtype, device)?;
         let parts = MaskParts {
             sequences: self.sequences.clone(),
-            causal: self.causal,
+            first_query,
+            causal: self.causal.is_some(),
             window: self.window,
             distance_bias,
             keys: self.keys(b, s, device)?,
@@ -184,6 +181,11 @@ fn longest_sequence(
 ) -> usize {
     match sequences {
         None => s.max(t.saturating_add(first_query)),
-        Some(sequences) => sequences.lengths().max().unwrap_or(0).saturating_add(first_query),
+        Some(sequences) => {
+            let ranges = sequences.ranges();
+            let longest = ranges
+                .map(|(tokens, keys)| keys.len().max(tokens.len().saturating_add(first_query)));
+            longest.max().unwrap_or(0)
+        }
     }
 }

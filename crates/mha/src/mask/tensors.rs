@@ -1,6 +1,8 @@
 //! A mask as tensors for candle's operations. `reference.rs` is the only other file that sets
 //! hidden scores of candle tensors to −∞.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Tensor};
 use ops::MaskParts;
 
@@ -59,7 +61,7 @@ impl AttentionMask {
 }
 
 /// A mask as tensors.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct MaskTensors {
     pub(super) keep: Option<Tensor>, // broadcasts to (B, H, T, S), u8
     keys: Option<Tensor>,            // (B, S), u8
@@ -67,6 +69,10 @@ pub(crate) struct MaskTensors {
     head_mask: Option<Tensor>,       // (1, H, 1, 1)
     /// Whether `keep` is only `keys`, broadcast.
     is_padding_alone: bool,
+    /// The position of each query, counted from the first key of its sequence.
+    query_positions: Vec<usize>,
+    /// The position of each key in its sequence.
+    key_positions: Vec<usize>,
 }
 
 impl MaskTensors {
@@ -80,29 +86,31 @@ impl MaskTensors {
         if let Some(keys) = &parts.keys {
             keep.and(keys.reshape((b, 1, 1, s))?)?;
         }
-        let (queries, key_positions) = positions(parts, [t, s]);
+        let (query_positions, key_positions) = positions(parts, [t, s]);
         let row = |values: &mut dyn Iterator<Item = usize>| {
             Tensor::from_iter(values.map(|value| value as u32), device)
         };
-        if parts.causal.is_some() {
-            let query = row(&mut queries.iter().map(|&query| query.min(s)))?; // s sees every key
+        if parts.causal {
+            let query = row(&mut query_positions.iter().map(|&query| query.min(s)))?; // s sees every key
             let key = row(&mut key_positions.iter().copied())?.reshape((1, 1, 1, s))?;
             keep.and(query.reshape((1, 1, t, 1))?.broadcast_ge(&key)?)?;
         }
         if let Some(sequences) = &parts.sequences {
-            let ranges = || sequences.ranges().enumerate();
-            let of = |i, length| std::iter::repeat_n(i, length);
-            let query = row(&mut ranges().flat_map(|(i, (tokens, _))| of(i, tokens.len())))?;
-            let key = row(&mut ranges().flat_map(|(i, (_, keys))| of(i, keys.len())))?;
+            // The first key of the sequence of each query and of each key.
+            let of = |keys: Range<usize>, length| std::iter::repeat_n(keys.start, length);
+            let queries = sequences.queries().into_iter();
+            let query = row(&mut queries.flat_map(|x| of(x.keys, x.queries.len())))?;
+            let key =
+                row(&mut sequences.ranges().flat_map(|(_, keys)| of(keys.clone(), keys.len())))?;
             let (query, key) = (query.reshape((1, 1, t, 1))?, key.reshape((1, 1, 1, s))?);
             keep.and(query.broadcast_eq(&key)?)?;
         }
         if let Some(radius) = parts.window {
-            keep.and(window(radius, &queries, &key_positions, device)?)?;
+            keep.and(window(radius, &query_positions, &key_positions, device)?)?;
         }
         let mut bias = parts.bias.clone();
         if let Some(table) = &parts.distance_bias {
-            let distances = distances(table, &queries, &key_positions)?;
+            let distances = distances(table, &query_positions, &key_positions)?;
             bias = Some(match bias {
                 None => distances,
                 Some(bias) => bias.broadcast_add(&distances)?,
@@ -112,7 +120,7 @@ impl MaskTensors {
             keep.and(query_keep.clone())?;
         }
         let is_padding_alone = parts.sequences.is_none()
-            && parts.causal.is_none()
+            && !parts.causal
             && parts.window.is_none()
             && parts.keep.is_none()
             && bias.is_none();
@@ -125,7 +133,14 @@ impl MaskTensors {
             keys: parts.keys.clone(),
             bias,
             head_mask: parts.head_mask.clone(),
+            query_positions,
+            key_positions,
         })
+    }
+
+    /// The position of each query and of each key, counted from the first key of its sequence.
+    pub(crate) fn positions(&self) -> [&[usize]; 2] {
+        [&self.query_positions, &self.key_positions]
     }
 
     /// The mask of the queries `start..start + len`.
@@ -134,8 +149,12 @@ impl MaskTensors {
             Some(x) if x.dim(2)? > 1 => Ok(Some(x.narrow(2, start, len)?)),
             x => candle_core::Result::Ok(x.clone()),
         };
-        let (keep, bias) = (rows(&self.keep)?, rows(&self.bias)?);
-        Ok(Self { keep, bias, keys: self.keys.clone(), head_mask: self.head_mask.clone(), ..*self })
+        Ok(Self {
+            keep: rows(&self.keep)?,
+            bias: rows(&self.bias)?,
+            query_positions: self.query_positions[start..start + len].into(),
+            ..self.clone()
+        })
     }
 
     /// The mask of head `h`.
@@ -146,7 +165,7 @@ impl MaskTensors {
         };
         let (keep, bias, head_mask) =
             (head(&self.keep)?, head(&self.bias)?, head(&self.head_mask)?);
-        Ok(Self { keep, bias, head_mask, keys: self.keys.clone(), ..*self })
+        Ok(Self { keep, bias, head_mask, ..self.clone() })
     }
 
     /// Adds the bias to `scores` `(B, H, T, S)` and sets the scores of hidden keys to −∞.
@@ -234,11 +253,14 @@ impl MaskTensors {
 /// The position of each of T queries and of each of S keys, counted from the first key of its
 /// sequence.
 fn positions(parts: &MaskParts, [t, s]: [usize; 2]) -> (Vec<usize>, Vec<usize>) {
-    let queries = |t: usize| (0..t).map(|i| parts.first_query().saturating_add(i));
+    let queries =
+        |first: usize, t: usize| (first..first + t).map(|i| parts.first_query.saturating_add(i));
     match &parts.sequences {
-        None => (queries(t).collect(), (0..s).collect()),
+        None => (queries(0, t).collect(), (0..s).collect()),
         Some(sequences) => (
-            sequences.ranges().flat_map(|(tokens, _)| queries(tokens.len())).collect(),
+            (sequences.queries().iter())
+                .flat_map(|range| queries(range.first, range.queries.len()))
+                .collect(),
             sequences.ranges().flat_map(|(_, keys)| 0..keys.len()).collect(),
         ),
     }
