@@ -199,7 +199,7 @@ impl SearchedFile {
     ) -> Result<Vec<E::Row>> {
         let tokenized = embedder.tokenize(queries.texts, queries.options())?;
         let mut truncation = Truncation::default();
-        truncation.add(tokenized.truncated());
+        truncation.add(tokenized.truncated().len() as u64);
         truncation.warn(max_seq_length, "");
         Ok(embedder.embed_rows(&tokenized, |batch| batch())?)
     }

@@ -180,7 +180,7 @@ fn read(args: &Args) -> Result<(TextAttention, String)> {
 /// `removed` is the number of removed tokens.
 fn warn(noun: &'static str, tokens: &[String], removed: usize) {
     let mut truncation = Truncation::of([noun, noun]);
-    truncation.add_counts(removed.min(1) as u64, removed as u64);
+    truncation.add(removed.min(1) as u64);
     truncation.warn(tokens.len(), "");
 }
 

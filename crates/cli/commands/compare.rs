@@ -55,7 +55,7 @@ pub fn vectors_for_cosines<S: AsRef<str>>(
     warn_other_similarity(embedder);
     let embeddings = embedder.embed_with(texts, options)?;
     let mut truncation = Truncation::default();
-    truncation.add(&embeddings.truncated);
+    truncation.add(embeddings.truncated.len() as u64);
     truncation.warn(embedder.tokenizer().max_seq_length(), "");
     let vectors = embeddings.vectors.to_vec2()?;
     check_finite(texts, &vectors)?;

@@ -394,7 +394,7 @@ fn embed<E: Printed>(args: &Args, source: RecordSource, output: Output, embedder
     messages::warn_non_finite(&summary.non_finite);
     messages::warn_blank_lines(&source.name(), summary.blank_lines);
     let mut truncation = Truncation::default();
-    truncation.add_counts(summary.truncated_texts, summary.truncated_tokens);
+    truncation.add(summary.truncated_texts);
     truncation.warn(embedder.tokenizer().max_seq_length(), ADVICE);
     Ok(())
 }

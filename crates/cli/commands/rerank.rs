@@ -70,7 +70,7 @@ pub fn run(args: Args) -> Result<()> {
         Reranker::CrossEncoder(_) => ["pair of query and document", "pairs of query and document"],
         Reranker::MultiVector(_) => ["document", "documents"],
     });
-    truncation.add(&truncated);
+    truncation.add(truncated.len() as u64);
     truncation.warn(max_seq_length, "");
     Ok(())
 }

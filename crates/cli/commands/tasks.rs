@@ -172,7 +172,8 @@ fn run<P: Pipeline>(task: Task, values: Map<String, Value>) -> Result<()> {
                 }
             }
         }
-        truncation.add(&Truncated::of(tokenized.iter().flat_map(|text| &text.sequences)));
+        let sequences = tokenized.iter().flat_map(|text| &text.sequences);
+        truncation.add(Truncated::of(sequences).len() as u64);
         let texts = &texts[..tokenized.len()];
         let results = model
             .run_tokenized(texts, tokenized, &params, |batch| model.compute(batch, &params))?;

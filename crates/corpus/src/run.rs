@@ -109,8 +109,6 @@ pub struct Summary {
     pub written: u64,
     /// The number of texts that this run truncated.
     pub truncated_texts: u64,
-    /// The number of tokens that truncation removed in this run.
-    pub truncated_tokens: u64,
     /// The number of blank JSONL lines that were skipped.
     pub blank_lines: u64,
     /// The number of NaN and infinite values per column that this run wrote as null.
@@ -398,10 +396,8 @@ fn embed_all<E: Embed, X: From<Error> + Send>(
     embed_chunks(reader, stop, write, |skipped, chunk| {
         skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
         if let Some(chunk) = chunk {
-            let (read, truncated) = (chunk.position.read, chunk.tokenized.truncated());
-            summary.truncated_texts += truncated.len() as u64;
-            let tokens = truncated.iter().map(|text| (text.tokens - text.kept) as u64);
-            summary.truncated_tokens += tokens.sum::<u64>();
+            let read = chunk.position.read;
+            summary.truncated_texts += chunk.tokenized.truncated().len() as u64;
             summary.read = read;
             summary.written += chunk.records.len() as u64;
             on_event(Event::Progress { read });

@@ -22,6 +22,7 @@ use crate::{
     text::chat_template::ChatTemplate,
     text::prompts::{self, Prompts, loader},
     text::sentence_config::Loader,
+    text::tokenizer::Count,
 };
 
 /// A sequence classifier and its tokenizer, for labels of texts or the relevance of documents to a
@@ -315,7 +316,7 @@ impl TextClassifier {
         if let (Model::LogitScore(_), Some(text)) = (&self.model, texts.first()) {
             return Err(InputError::OnlyPairs { text: beginning(text.as_ref()) }.into());
         }
-        check_not_empty(self.tokenizer.encode(texts)?, texts)
+        check_not_empty(self.tokenizer.encode_counting(texts, Count::Kept)?, texts)
     }
 
     /// The scores of [`Self::classify`], given the logits of each text.
@@ -365,12 +366,14 @@ impl TextClassifier {
         let prompt = self.prompts.text(prompt)?;
         let tokens = match &self.chat_template {
             Some(template) => template.encode(&self.tokenizer, prompt, pairs)?,
-            None if prompt.is_empty() => self.tokenizer.encode_pairs(pairs)?,
+            None if prompt.is_empty() => {
+                self.tokenizer.encode_pairs_counting(pairs, Count::Kept)?
+            }
             None => {
                 let pairs = pairs.iter().map(|&(first, second)| {
                     (Cow::from(format!("{prompt}{first}")), Cow::from(second))
                 });
-                self.tokenizer.encode_pairs(&pairs.collect::<Vec<_>>())?
+                self.tokenizer.encode_pairs_counting(&pairs.collect::<Vec<_>>(), Count::Kept)?
             }
         };
         let seconds: Vec<&str> = pairs.iter().map(|(_, second)| *second).collect();

@@ -8,6 +8,7 @@ use std::{
 use crate::{
     EmbedOptions, Error, InputError, LongTexts, Result, TextRole, TextTokenizer, Tokens,
     error::beginning, models::ragged_batch::within_budget, text::prompts::Prompts,
+    text::tokenizer::Count,
 };
 
 /// Number of texts that are tokenized and computed together, where texts are a stream or a long
@@ -109,7 +110,7 @@ impl TokenizedTexts {
         };
         let window = |text: &S| {
             let prompted = format!("{prompt}{}", text.as_ref());
-            Ok(vec![tokenizer.encode_bare_within(&prompted, max)?])
+            Ok(vec![tokenizer.encode_bare_within(&prompted, max, count(options.long_texts))?])
         };
         let windows = texts.iter().map(window).collect::<Result<Vec<_>>>()?;
         Self::from_windows(tokenizer, windows, texts, options)
@@ -181,7 +182,13 @@ fn split<S: AsRef<str>>(
     if long_texts == LongTexts::Windows {
         return tokenizer.encode_windows(texts);
     }
-    Ok(tokenizer.encode(texts)?.into_iter().map(|tokens| vec![tokens]).collect())
+    let all = tokenizer.encode_counting(texts, count(long_texts))?;
+    Ok(all.into_iter().map(|tokens| vec![tokens]).collect())
+}
+
+/// The error of a refused text has the number of its tokens.
+fn count(long_texts: LongTexts) -> Count {
+    if long_texts == LongTexts::Refuse { Count::All } else { Count::Kept }
 }
 
 /// A truncated text.
@@ -190,7 +197,8 @@ fn split<S: AsRef<str>>(
 pub struct Truncated {
     /// The index of the text.
     pub text: usize,
-    /// Number of tokens before truncation, special tokens included.
+    /// Number of tokens before truncation, special tokens included. It is too small, but more than
+    /// `kept`, if the rest of the text was not tokenized.
     pub tokens: usize,
     /// Number of tokens after truncation.
     pub kept: usize,

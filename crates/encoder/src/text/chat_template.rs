@@ -19,6 +19,7 @@ use crate::{
     load::ModelFolder,
     text::{
         sentence_config::{Loader, MessageFormat, MessageSettings, SentenceConfig},
+        tokenizer::Count,
         tokenizer_config::CONFIG,
     },
 };
@@ -204,7 +205,7 @@ impl ChatTemplate {
         let max = tokenizer.max_seq_length();
         let encode = |&(query, document): &(&str, &str)| {
             let text = program.render(prompt, query, document).map_err(|e| self.error(e))?;
-            tokenizer.encode_bare_within(&text, max)
+            tokenizer.encode_bare_within(&text, max, Count::Kept)
         };
         let mut all = pairs.par_iter().map(encode).collect::<Result<Vec<_>>>()?;
         // A sequence of the maximum length may have been truncated.

@@ -54,7 +54,7 @@ pub(crate) fn for_each_chunk<T: Send>(
     encode: impl Fn(&str) -> Result<T> + Sync,
     mut add: impl FnMut(&str, &T) -> Result<()>,
 ) -> Result<()> {
-    let mut chunks = chunks(text).peekable();
+    let mut chunks = chunks(text, CHUNK_BYTES).peekable();
     while chunks.peek().is_some() {
         let group: Vec<&str> = chunks.by_ref().take(GROUP).collect();
         let encoded: Vec<Result<T>> = match group[..] {
@@ -70,21 +70,26 @@ pub(crate) fn for_each_chunk<T: Send>(
 
 /// The size of the longest chunk of a text, in bytes.
 pub(crate) fn longest_chunk(text: &str) -> usize {
-    chunks(text).map(str::len).max().unwrap_or(0)
+    chunks(text, CHUNK_BYTES).map(str::len).max().unwrap_or(0)
 }
 
-/// The chunks of a text: one for an empty text.
-fn chunks(text: &str) -> impl Iterator<Item = &str> {
+/// The chunks of a text, of `bytes` bytes up to the next cut: one for an empty text.
+pub(crate) fn chunks(text: &str, bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest?;
-        let from = (CHUNK_BYTES.min(text.len())..).find(|&at| text.is_char_boundary(at))?;
-        let mut spaces = text[from..].match_indices(' ').map(|(at, _)| from + at);
-        let cut = spaces.find(|&at| is_cut(text, at));
+        let cut = next_cut(text, bytes);
         let (chunk, after) = text.split_at(cut.unwrap_or(text.len()));
         rest = cut.map(|_| after);
         Some(chunk)
     })
+}
+
+/// The first byte from `from` on before which a text can be cut.
+pub(crate) fn next_cut(text: &str, from: usize) -> Option<usize> {
+    let from = (from.min(text.len())..).find(|&at| text.is_char_boundary(at))?;
+    let mut spaces = text[from..].match_indices(' ').map(|(at, _)| from + at);
+    spaces.find(|&at| is_cut(text, at))
 }
 
 /// Whether a text can be cut before the space at byte `at`.
@@ -252,11 +257,11 @@ mod tests {
         let cuts: Vec<usize> = spaces.filter(|&at| is_cut(text, at)).collect();
         assert_eq!(cuts, [2, 13, 15]);
         let long = "word ".repeat(20_000);
-        let all: Vec<&str> = chunks(&long).collect();
+        let all: Vec<&str> = chunks(&long, CHUNK_BYTES).collect();
         assert_eq!((all.len(), all.concat()), (7, long.clone()));
         assert!(all[1..].iter().all(|chunk| chunk.starts_with(" w")));
-        assert_eq!(chunks("").collect::<Vec<_>>(), [""]);
-        assert_eq!(chunks(&"x".repeat(100_000)).count(), 1);
+        assert_eq!(chunks("", CHUNK_BYTES).collect::<Vec<_>>(), [""]);
+        assert_eq!(chunks(&"x".repeat(100_000), CHUNK_BYTES).count(), 1);
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub struct TextTokenizer {
 }
 
 /// The tokens of one text or of one pair of texts, special tokens included.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tokens {
     /// The id of each token in the vocabulary.
     pub input_ids: Vec<u32>,
@@ -112,8 +112,19 @@ pub struct Tokens {
     /// token types: `model_input_names` of `tokenizer_config.json` decides, or the tokenizer class
     /// if this key is absent.
     pub token_type_ids: Vec<u32>,
-    /// Number of tokens that truncation removed; for a pair, from both texts.
+    /// Number of tokens that truncation removed; for a pair, from both texts. It is too small, but
+    /// not 0, if the rest of a text was not tokenized.
     pub truncated: usize,
+}
+
+/// Which tokens of a text are counted in [`Tokens::truncated`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Count {
+    /// All tokens.
+    All,
+    /// Those of the part that is tokenized: the tokens that are kept, and at least one more if the
+    /// text has more.
+    Kept,
 }
 
 /// How the texts of a table of token vectors are tokenized.
@@ -476,9 +487,18 @@ impl TextTokenizer {
     /// # Errors
     /// [`FileError::Tokenizer`] if the vocabulary has no token for a part of a text.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Tokens>> {
+        self.encode_counting(texts, Count::All)
+    }
+
+    /// [`Self::encode`]; `count` chooses whether [`Tokens::truncated`] is exact.
+    pub(crate) fn encode_counting<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        count: Count,
+    ) -> Result<Vec<Tokens>> {
         let room = self.max_seq_length - self.special_token_count();
         self.for_each_text(texts, |text| {
-            let TextIds { ids, all } = self.text_ids(text, room)?;
+            let TextIds { ids, all } = self.ids(text, room, count)?;
             let truncated = all - ids.len();
             Ok(Tokens { truncated, ..self.sequence(ids)? })
         })
@@ -562,6 +582,51 @@ impl TextTokenizer {
     }
 
     /// The token ids of a text, without special tokens, truncated to `max` tokens.
+    fn ids(&self, text: &str, max: usize, count: Count) -> Result<TextIds> {
+        match count {
+            Count::All => self.text_ids(text, max),
+            Count::Kept => self.kept_ids(text, max),
+        }
+    }
+
+    /// [`Self::text_ids`] that does not tokenize the whole of a long text, so that the number of all
+    /// tokens may be too small, but more than `max`.
+    fn kept_ids(&self, text: &str, max: usize) -> Result<TextIds> {
+        /// More than the average length of a token, so that most texts have the tokens in one part.
+        const TOKEN_BYTES: usize = 8;
+        let mut bytes = max.saturating_add(1).saturating_mul(TOKEN_BYTES).max(256);
+        let (kept, rest) = split_at_character(text, self.max_characters());
+        if !self.can_split {
+            return self.text_ids(text, max);
+        }
+        let mut found = loop {
+            let cut = match self.truncation_side {
+                _ if bytes >= kept.len() => None,
+                TruncationDirection::Right => chunks::next_cut(kept, bytes),
+                TruncationDirection::Left => chunks::next_cut(kept, kept.len() - bytes),
+            };
+            let part = match (cut, self.truncation_side) {
+                (None, _) => kept,
+                (Some(cut), TruncationDirection::Right) => &kept[..cut],
+                (Some(cut), TruncationDirection::Left) => &kept[cut..],
+            };
+            let found = self.text_ids(part, max)?;
+            if cut.is_none() || found.all > max {
+                break found;
+            }
+            bytes = bytes.saturating_mul(4);
+        };
+        // The characters after the maximum have no vectors, but may be tokens that are removed.
+        let mut chunks = chunks::chunks(rest, 256).filter(|chunk| !chunk.is_empty());
+        while found.all <= found.ids.len()
+            && let Some(chunk) = chunks.next()
+        {
+            found.all += self.chunk_ids(chunk)?.len();
+        }
+        Ok(found)
+    }
+
+    /// [`Self::ids`] that counts all tokens of the text.
     fn text_ids(&self, text: &str, max: usize) -> Result<TextIds> {
         let (mut ids, mut all) = (vec![], 0);
         let (text, rest) = split_at_character(text, self.max_characters());
@@ -605,6 +670,15 @@ impl TextTokenizer {
     /// [`ConfigError::NoRoom`] if the maximum length leaves no room for text beside the special
     /// tokens of a pair.
     pub fn encode_pairs<S: AsRef<str>>(&self, pairs: &[(S, S)]) -> Result<Vec<Tokens>> {
+        self.encode_pairs_counting(pairs, Count::All)
+    }
+
+    /// [`Self::encode_pairs`]; `count` chooses whether [`Tokens::truncated`] is exact.
+    pub(crate) fn encode_pairs_counting<S: AsRef<str>>(
+        &self,
+        pairs: &[(S, S)],
+        count: Count,
+    ) -> Result<Vec<Tokens>> {
         let special = special_token_count(&self.tokenizer, true);
         let got = self.max_seq_length;
         if got <= special {
@@ -615,16 +689,21 @@ impl TextTokenizer {
         let room = got - special;
         let firsts: BTreeSet<&str> = pairs.iter().map(|(first, _)| first.as_ref()).collect();
         let firsts: Vec<&str> = firsts.into_iter().collect(); // a shared query is tokenized once
-        let ids = self.for_each_text(&firsts, |text| self.text_ids(text, room))?;
+        let ids = self.for_each_text(&firsts, |text| self.ids(text, room, count))?;
         let first: BTreeMap<&str, &TextIds> = firsts.iter().copied().zip(&ids).collect();
-        let pairs: Vec<(&TextIds, &str)> =
-            pairs.iter().map(|(text, second)| (first[text.as_ref()], second.as_ref())).collect();
-        let joined = pairs.into_par_iter().map(|(first, second)| {
-            let second = self.text_ids(second, room)?;
-            let (n1, n2) = pair_lengths(first.all, second.all, room);
-            let (ids1, ids2) = (self.truncated(&first.ids, n1), self.truncated(&second.ids, n2));
-            let truncated = first.all - n1 + second.all - n2;
-            Ok(Tokens { truncated, ..self.tokens(&self.joined(ids1, Some(ids2))?) })
+        let pairs: Vec<[&str; 2]> =
+            pairs.iter().map(|(text, second)| [text.as_ref(), second.as_ref()]).collect();
+        let joined = pairs.into_par_iter().map(|texts| {
+            let (ids1, ids2) = (first[texts[0]], &self.ids(texts[1], room, count)?);
+            let [mut all1, mut all2] = [ids1.all, ids2.all];
+            if count == Count::Kept && all1.min(all2) > room && !room.is_multiple_of(2) {
+                // The longer text keeps one token more than the other.
+                [all1, all2] = [self.text_ids(texts[0], 0)?.all, self.text_ids(texts[1], 0)?.all];
+            }
+            let (n1, n2) = pair_lengths(all1, all2, room);
+            let joined =
+                self.joined(self.truncated(&ids1.ids, n1), Some(self.truncated(&ids2.ids, n2)))?;
+            Ok(Tokens { truncated: all1 - n1 + all2 - n2, ..self.tokens(&joined) })
         });
         joined.collect()
     }
@@ -883,8 +962,13 @@ impl TextTokenizer {
     }
 
     /// [`Self::encode_bare`], truncated to `max` tokens.
-    pub(crate) fn encode_bare_within(&self, text: &str, max: usize) -> Result<Tokens> {
-        let TextIds { ids, all } = self.text_ids(text, max)?;
+    pub(crate) fn encode_bare_within(
+        &self,
+        text: &str,
+        max: usize,
+        count: Count,
+    ) -> Result<Tokens> {
+        let TextIds { ids, all } = self.ids(text, max, count)?;
         let (types, truncated) = (vec![0; ids.len()], all - ids.len());
         Ok(Tokens { input_ids: ids, token_type_ids: types, truncated })
     }
@@ -1323,8 +1407,29 @@ mod tests {
                 let all = [tokenizer, &whole].map(|one| one.clone().with_truncation_side(side));
                 let [ours, whole] = all.map(|one| one.encode(&[&text]));
                 assert_eq!(ours?, whole?, "{path}");
+                for max in [0, 1, 30, 400, 3000] {
+                    let side = tokenizer.clone().with_truncation_side(side);
+                    let [kept, whole] =
+                        [Count::Kept, Count::All].map(|count| side.ids(&text, max, count));
+                    let (kept, whole) = (kept?, whole?);
+                    assert_eq!(kept.ids, whole.ids, "{path}");
+                    assert!(max < kept.all && kept.all < whole.all, "{path} {max}");
+                }
             }
             assert_eq!(tokenizer.encode_windows(&[&text])?, whole.encode_windows(&[&text])?);
+            // Of two long texts, the longer one may keep one token more.
+            let longer = format!("{text} a");
+            let pairs = [[&text, &longer], [&longer, &text], [&text, &"a b".to_string()]];
+            let pairs = pairs.map(|[first, second]| (first, second));
+            for max in [29, 30] {
+                let tokenizer = TextTokenizer { max_seq_length: max, ..tokenizer.clone() };
+                let [kept, exact] = [Count::Kept, Count::All]
+                    .map(|count| tokenizer.encode_pairs_counting(&pairs, count));
+                for (kept, exact) in kept?.iter().zip(&exact?) {
+                    assert_eq!(kept.input_ids, exact.input_ids, "{path} {max}");
+                    assert!(0 < kept.truncated && kept.truncated <= exact.truncated, "{path}");
+                }
+            }
         }
         assert_eq!((all.len(), in_chunks), (18, 18));
         Ok(())

@@ -81,7 +81,7 @@ pub fn check_size(name: &str, text: &str) -> Result<(), Failure> {
 /// The failure for a text that is too long and may not be truncated.
 pub fn long_text_failure(name: &str, got: usize, max: usize) -> Failure {
     let message = format!(
-        "{name} has {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
+        "{name} has at least {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
          (routes of text-embeddings-inference), or set auto_truncate in the server \
          (/v1/embeddings)"
     );
