@@ -2,6 +2,7 @@
 //! interrupted runs.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Write,
     path::Path,
@@ -23,7 +24,8 @@ use arrow_ipc::{
 };
 use arrow_schema::{ArrowError, DataType, Schema};
 use arrow_select::concat::concat_batches;
-use corpus::{EmbedRun, RecordSource, StoredColumn, VectorDtype};
+use candle_core::Tensor;
+use corpus::{EmbedRun, Event, RecordSource, StoredColumn, VectorDtype};
 use encoder::{
     Batch, Embed, EmbedOptions, Embedder, LoadOptions, MultiVectorEmbedder, Row, TextTokenizer,
     TokenizedTexts,
@@ -228,7 +230,7 @@ fn every_format_has_the_vectors_of_standard_output() -> Result<()> {
 }
 
 /// The number of tokens of a text.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 #[serde(transparent)]
 struct TokenCount([f32; 1]);
 
@@ -313,6 +315,34 @@ fn rows_of_any_kind_are_written() -> Result<()> {
         run("out.npy"),
         Err(corpus::Error::Output(corpus::OutputError::RowsWithoutArray))
     ));
+    Ok(())
+}
+
+/// Texts that occur again, in the same chunk and in later ones, have the vectors of the first.
+#[test]
+fn a_text_that_occurs_again_is_not_computed_again() -> Result<()> {
+    let corpora = Corpora::new()?;
+    let embedder = Embedder::from_dir(corpora.model.path(), &LoadOptions::default())?;
+    let words = ["a", "cab", "bad", "face", "dead", "beef", "add", "fed"];
+    let text = |i: usize| [words[i % 8], words[i / 8 % 8], words[i / 64]].join(" ");
+    let texts: Vec<String> = (0..5000).map(|i| text(i * i % 509)).collect();
+    let distinct: BTreeSet<&String> = texts.iter().collect();
+    let run = EmbedRun::new(RecordSource::texts(texts.clone()), corpora.path("out.npy"))?;
+    let mut counts = vec![];
+    let summary = run.run(&embedder, EmbedOptions::default(), |event| {
+        if let Event::Progress { read, repeated, .. } = event {
+            counts.push((read, repeated));
+        }
+    })?;
+    assert_eq!(summary.repeated_texts, (texts.len() - distinct.len()) as u64);
+    let [(2048, first), (4096, second), (5000, all)] = counts[..] else { panic!("{counts:?}") };
+    assert!(first > 1000 && second == first + 2048 && all == summary.repeated_texts, "{counts:?}");
+    let mut expected = BTreeMap::new();
+    for text in distinct {
+        expected.insert(text, embedder.embed(&[text])?.to_vec2::<f32>()?.remove(0));
+    }
+    let vectors = Tensor::read_npy(corpora.path("out.npy"))?.to_vec2::<f32>()?;
+    assert!(texts.iter().zip(&vectors).all(|(text, vector)| expected[text] == *vector));
     Ok(())
 }
 

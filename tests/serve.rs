@@ -442,7 +442,8 @@ fn models_are_loaded_again_without_a_failed_request() -> Result<()> {
 #[test]
 fn requests_of_disconnected_clients_are_not_computed() -> Result<()> {
     let server = Server::start(&[])?;
-    let body = json!({"inputs": vec!["word ".repeat(200); 2000]}).to_string();
+    let texts: Vec<String> = (0..2000).map(|i| format!("{i} {}", "word ".repeat(200))).collect();
+    let body = json!({"inputs": texts}).to_string();
     let mut stream = TcpStream::connect(&server.address)?;
     write!(
         stream,

@@ -25,6 +25,8 @@ class EmbedSummary:
         run
     written: the number of vectors that were written, including those of an interrupted run
     truncated_texts: the number of texts that this run truncated
+    repeated_texts: the number of texts whose vectors are those of an equal text before them, so that
+        this run did not compute them
     skipped: the messages of the invalid records that this run skipped
     warnings: messages about values that this run changed or left out: numbers and
         booleans written as text, NaN and infinity written as null, blank lines
@@ -33,6 +35,7 @@ class EmbedSummary:
     read: int
     written: int
     truncated_texts: int
+    repeated_texts: int
     skipped: list[str]
     warnings: list[str]
 
@@ -95,7 +98,7 @@ def embed_file(
             "value in the model's files; embed_file cannot truncate to another length"
         )
     with _arguments.Progress(0, show_progress_bar, "records") as progress:
-        read, written, truncated, skipped, warnings = _encodle.embed_file(
+        read, written, truncated, repeated, skipped, warnings = _encodle.embed_file(
             native,
             _arguments.path_text("input", input),
             _arguments.path_text("output", output),
@@ -113,4 +116,4 @@ def embed_file(
         )
     for warning in warnings:
         logger.warning("%s", warning)
-    return EmbedSummary(read, written, truncated, skipped, warnings)
+    return EmbedSummary(read, written, truncated, repeated, skipped, warnings)

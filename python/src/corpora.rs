@@ -26,7 +26,7 @@ static RUNS: Mutex<Vec<(PathBuf, Weak<AtomicBool>)>> = Mutex::new(vec![]);
 
 /// The summary of a run: records read, vectors written, truncated texts, the skipped records, and
 /// warnings.
-type Summary = (u64, u64, u64, Vec<String>, Vec<String>);
+type Summary = (u64, u64, u64, u64, Vec<String>, Vec<String>);
 
 /// Embeds the records of a file and writes their vectors to another file. `on_skipped` is called
 /// with the message of each skipped record when the chunk that contains the record has been
@@ -101,7 +101,8 @@ pub fn embed_file(
         let summary = summary.map_err(error)?;
         messages.extend(warnings::non_finite(&summary.non_finite));
         messages.extend(warnings::blank_lines(&input, summary.blank_lines));
-        Ok((summary.read, summary.written, summary.truncated_texts, skipped, messages))
+        let (truncated, repeated) = (summary.truncated_texts, summary.repeated_texts);
+        Ok((summary.read, summary.written, truncated, repeated, skipped, messages))
     })
 }
 

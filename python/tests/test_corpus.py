@@ -24,7 +24,7 @@ SENTENCES = GOLDEN / "sentences.txt"
 def test_files_have_the_vectors_of_encode(model, sentences, tmp_path):
     table, array = tmp_path / "v.parquet", tmp_path / "v.npy"
     summary = encodle.embed_file(SENTENCES, table, model=model)
-    assert summary == encodle.EmbedSummary(10, 10, 0, [], [])
+    assert summary == encodle.EmbedSummary(10, 10, 0, 0, [], [])
     embedded = pq.read_table(table)
     assert embedded.column("text").to_pylist() == sentences
     assert (np.array(embedded.column("embedding").to_pylist()) == model.encode(sentences)).all()

@@ -48,7 +48,7 @@ WORST = {
     "tokenize": ("/tokenize", {"inputs": ["a " * 520_000] * 2}),
     "embed_all": ("/embed_all", {"inputs": [words(20, i) for i in range(1900)]}),
     "attention": ("/attention", {"inputs": words(250)}),
-    "embed": ("/embed", {"inputs": ["a " * 2000] * 2048, "truncate": True}),
+    "embed": ("/embed", {"inputs": [f"{i} " + "a " * 2000 for i in range(2048)], "truncate": True}),
     "openai": (
         "/v1/embeddings",
         {"model": "all-MiniLM-L6-v2", "input": [words(5, i) for i in range(2048)]},
@@ -58,11 +58,11 @@ WORST = {
         {"inputs": {"source_sentence": "a", "sentences": [words(5, i) for i in range(2000)]}},
     ),
     "decode": ("/decode", {"ids": [[2000 + i % 1000 for i in range(1000)]] * 1000}),
-    "ids": ("/embed", {"inputs": [[101] + [2000] * 254 + [102]] * 500}),
-    "tag": ("/tag", {"model": "tagger", "inputs": [words(12_000)] * 4}),
+    "ids": ("/embed", {"inputs": [[101, 2000 + i] + [2000] * 253 + [102] for i in range(500)]}),
+    "tag": ("/tag", {"model": "tagger", "inputs": [words(12_000, i) for i in range(4)]}),
     "answer": (
         "/answer",
-        {"model": "answer", "question": words(300), "inputs": [words(2_000)] * 4, "top": 1000},
+        {"model": "answer", "question": words(300), "inputs": [words(2_000, i) for i in range(4)], "top": 1000},
     ),
 }
 
@@ -130,7 +130,7 @@ def test_a_text_that_cannot_be_split_is_tokenized_alone_or_refused(serve):
 def test_windows_are_counted_before_they_take_memory(with_heads):
     server = with_heads()
     question = "a " * 378  # leaves room for 3 tokens of the text, of 384
-    body = {"model": "answer", "question": question, "inputs": ["a " * 32_000] * 8}
+    body = {"model": "answer", "question": question, "inputs": [f"{i} " + "a " * 32_000 for i in range(8)]}
     before = peak_memory(server, reset=True)
     assert_error(server.post("/answer", body), 413)
     assert peak_memory(server) - before < 100 * MIB
@@ -141,9 +141,9 @@ def test_windows_are_counted_before_they_take_memory(with_heads):
     [
         (
             "/answer",
-            {"model": "answer", "question": words(300), "inputs": [words(4_000)] * 8},
+            {"model": "answer", "question": words(300), "inputs": [words(4_000, i) for i in range(8)]},
         ),
-        ("/tag", {"model": "tagger", "inputs": [words(12_000)] * 8}),
+        ("/tag", {"model": "tagger", "inputs": [words(12_000, i) for i in range(8)]}),
     ],
 )
 def test_a_long_computation_delays_no_others_and_ends_when_its_client_leaves(

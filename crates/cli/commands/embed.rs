@@ -19,7 +19,7 @@ use encoder::{
     BgeM3Embedder, Choice, EmbedOptions, Embedder, EmbeddingKind, LongTexts, ModelFiles,
     MultiVectorEmbedder, SparseEmbedder,
 };
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
@@ -416,10 +416,10 @@ impl Progress {
             ProgressBar::no_length() // hidden if standard error is not a terminal
         };
         bar.set_style(ProgressStyle::with_template(
-            "{spinner} {human_pos} texts, {per_sec}, {elapsed}",
+            "{spinner} {human_pos} texts{msg}, {per_sec}, {elapsed}",
         )?);
         let counted = ProgressStyle::with_template(
-            "{wide_bar} {human_pos} of {human_len} texts, {per_sec}, {eta} left",
+            "{wide_bar} {human_pos} of {human_len} texts{msg}, {per_sec}, {eta} left",
         )?;
         Ok(Self { source, bar, counted })
     }
@@ -427,7 +427,12 @@ impl Progress {
     fn show(&self, event: Event) {
         match event {
             Event::Started { read, total, .. } => self.start(read, total),
-            Event::Progress { read, .. } => self.bar.set_position(read),
+            Event::Progress { read, repeated, .. } => {
+                self.bar.set_position(read);
+                if repeated > 0 {
+                    self.bar.set_message(format!(" ({} repeated)", HumanCount(repeated)));
+                }
+            }
             Event::Skipped(record) => {
                 self.bar.suspend(|| messages::print(&format!("{record}; skipped")));
             }

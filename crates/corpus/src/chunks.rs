@@ -12,7 +12,9 @@ use std::{
     thread,
 };
 
-use encoder::{Embed, EmbedOptions, LongTexts, Prompt, TextRole, TokenizedTexts, unless_stopped};
+use encoder::{
+    Embed, EmbedOptions, LongTexts, Prompt, RecentRows, TextRole, TokenizedTexts, unless_stopped,
+};
 
 use crate::{Error, InvalidRecord, Record, Records, Result, records::InputPosition};
 
@@ -152,9 +154,10 @@ impl<E: Embed> Reader<E> {
 
 /// Reads, embeds and writes all chunks, until another thread sets `stop`.
 ///
-/// Calls `on_part(skipped, chunk)` for each part of the input, except one that cannot be embedded
-/// if the run can be resumed. `skipped` are the invalid records that were skipped. `chunk` is
-/// `None` if the chunk cannot be read or tokenized.
+/// Calls `on_part(skipped, chunk, repeated)` for each part of the input, except one that cannot be
+/// embedded if the run can be resumed. `skipped` are the invalid records that were skipped. `chunk`
+/// is `None` if the chunk cannot be read or tokenized. `repeated` is the number of texts so far that
+/// were not computed, because they had occurred before.
 ///
 /// # Errors
 /// - [`Error::InvalidRecord`] for a record that is not skipped, or a long text that is refused
@@ -166,7 +169,7 @@ pub(crate) fn embed_chunks<E: Embed, X: From<Error> + Send>(
     reader: Reader<E>,
     stop: &AtomicBool,
     mut write: impl FnMut(Chunk, Vec<E::Row>) -> Result<(), X> + Send,
-    mut on_part: impl FnMut(&[InvalidRecord], Option<&Chunk>),
+    mut on_part: impl FnMut(&[InvalidRecord], Option<&Chunk>, u64),
 ) -> Result<(), X> {
     let (embedder, is_stream) = (reader.embedder.clone(), reader.is_stream);
     let (send, parts) = sync_channel(1);
@@ -178,15 +181,16 @@ pub(crate) fn embed_chunks<E: Embed, X: From<Error> + Send>(
         let writer = scope.spawn(move || {
             embedded.iter().try_for_each(|(chunk, rows): (Chunk, Vec<E::Row>)| write(chunk, rows))
         });
+        let mut recent = RecentRows::default();
         let mut embed = || -> Result<()> {
             for Part { skipped, chunk, outcome } in &parts {
                 let Some(chunk) = chunk else {
-                    on_part(&skipped, None);
+                    on_part(&skipped, None, recent.repeated());
                     return outcome;
                 };
-                let rows = embedder.embed_rows(&chunk.tokenized, unless_stopped(stop));
+                let rows = recent.embed(&embedder, &chunk.tokenized, unless_stopped(stop));
                 if rows.is_ok() || is_stream {
-                    on_part(&skipped, Some(&chunk));
+                    on_part(&skipped, Some(&chunk), recent.repeated());
                 }
                 if send.send((chunk, rows?)).is_err() {
                     break; // the writer has failed and returns its error

@@ -41,7 +41,7 @@ use crate::{
 ///
 /// let run = EmbedRun::new(RecordSource::file(&input), &output)?.with_resume(true);
 /// let summary = run.run(&embedder, EmbedOptions::default(), |_event| {})?;
-/// assert_eq!((summary.read, summary.written), (2, 2));
+/// assert_eq!((summary.read, summary.written, summary.repeated_texts), (2, 2, 0));
 /// let vectors = VectorFile::open(&output)?;
 /// assert_eq!(vectors.dimension(), Some(384));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -96,6 +96,9 @@ pub enum Event<'a> {
     Progress {
         /// The number of records so far, invalid ones included.
         read: u64,
+        /// The number of texts of this run so far whose vectors are those of an equal text before
+        /// them.
+        repeated: u64,
     },
 }
 
@@ -109,6 +112,9 @@ pub struct Summary {
     pub written: u64,
     /// The number of texts that this run truncated.
     pub truncated_texts: u64,
+    /// The number of texts of this run whose vectors are those of an equal text before them, which
+    /// was computed.
+    pub repeated_texts: u64,
     /// The number of blank JSONL lines that were skipped.
     pub blank_lines: u64,
     /// The number of NaN and infinite values per column that this run wrote as null.
@@ -393,14 +399,15 @@ fn embed_all<E: Embed, X: From<Error> + Send>(
     let mut summary = Summary { read: reader.position.read, ..Summary::default() };
     let blank_lines = reader.records.blank_line_counter();
     on_event(Event::Started { read: summary.read, total: reader.records.total() });
-    embed_chunks(reader, stop, write, |skipped, chunk| {
+    embed_chunks(reader, stop, write, |skipped, chunk, repeated| {
         skipped.iter().for_each(|record| on_event(Event::Skipped(record)));
         if let Some(chunk) = chunk {
             let read = chunk.position.read;
             summary.truncated_texts += chunk.tokenized.truncated().len() as u64;
             summary.read = read;
             summary.written += chunk.records.len() as u64;
-            on_event(Event::Progress { read });
+            summary.repeated_texts = repeated;
+            on_event(Event::Progress { read, repeated });
         }
     })?;
     summary.blank_lines = blank_lines.load(Ordering::Relaxed);

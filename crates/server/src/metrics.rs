@@ -62,6 +62,7 @@ pub struct Metrics {
     pub batch_sequences: Histogram,
     tokens: IntCounterVec,
     texts: IntCounterVec,
+    repeated: IntCounterVec,
     pub loaded: IntGauge,
     /// The names of the loaded models by number; see [`crate::Model`]. They are the only values of
     /// the label `model`, besides the empty string.
@@ -120,6 +121,11 @@ impl Default for Metrics {
             batch_sequences: histogram("encodle_batch_sequences", "Sequences per batch", &COUNTS),
             tokens: counters("encodle_tokens_total", "Tokens of the computed batches", &["model"]),
             texts: counters("encodle_texts_total", "Texts of answered requests", &["model"]),
+            repeated: counters(
+                "encodle_repeated_sequences_total",
+                "Sequences that equal another one of their request, and are computed with it",
+                &["model"],
+            ),
             loaded: gauge(
                 "encodle_models_loaded_timestamp_seconds",
                 "When the models were loaded, in seconds since 1970",
@@ -165,8 +171,18 @@ impl Metrics {
 
     /// The number of tokens that a model computed; see [`crate::Model`] for its number.
     pub fn tokens(&self, model: u64) -> IntCounter {
+        self.of_model(&self.tokens, model)
+    }
+
+    /// The number of sequences that equal another one of their request; see [`crate::Model`] for the
+    /// number of the model.
+    pub fn repeated(&self, model: u64) -> IntCounter {
+        self.of_model(&self.repeated, model)
+    }
+
+    fn of_model(&self, counters: &IntCounterVec, model: u64) -> IntCounter {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-        self.tokens.with_label_values(&[names.get(&model).map_or("", String::as_str)])
+        counters.with_label_values(&[names.get(&model).map_or("", String::as_str)])
     }
 
     /// The number of texts of a model.
@@ -181,6 +197,7 @@ impl Metrics {
         for name in new.values() {
             self.tokens.with_label_values(&[name]);
             self.texts.with_label_values(&[name]);
+            self.repeated.with_label_values(&[name]);
         }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         names.retain(|number, _| replaced.contains(number));

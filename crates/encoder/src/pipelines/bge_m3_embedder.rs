@@ -65,6 +65,11 @@ impl Row for BgeM3Embedding {
         let Self { embedding, sparse_embedding, multi_vector_embedding } = self;
         embedding.iter().chain(sparse_embedding.values()).chain(multi_vector_embedding.values())
     }
+
+    fn bytes(&self) -> usize {
+        let Self { embedding, sparse_embedding, multi_vector_embedding } = self;
+        embedding.bytes() + sparse_embedding.bytes() + multi_vector_embedding.bytes()
+    }
 }
 
 impl BgeM3Embedder {

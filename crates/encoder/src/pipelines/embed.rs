@@ -7,9 +7,14 @@ use crate::{Batch, EmbedOptions, Result, TEXTS_PER_CHUNK, TextTokenizer, Tokeniz
 /// The result of a model for a text. The row of a dense model, such as
 /// [`Embedder`](crate::Embedder), is a vector, `Vec<f32>`. JSON files contain the row as it
 /// serialises.
-pub trait Row: Serialize + Send + 'static {
+pub trait Row: Clone + Serialize + Send + 'static {
     /// The numbers that the model computed for the text, without indices and shapes.
     fn values(&self) -> impl Iterator<Item = &f32>;
+
+    /// The size in bytes, about.
+    fn bytes(&self) -> usize {
+        size_of::<f32>() * self.values().count()
+    }
 }
 
 impl Row for Vec<f32> {
@@ -36,6 +41,12 @@ pub trait Embed: Clone + Send + Sync + 'static {
     /// other parts if a row has several, such as a dense and a sparse vector.
     fn dimensions(&self) -> Vec<usize> {
         vec![self.dimension()]
+    }
+
+    /// Whether the rows are computed, and not only read from a table, so that it pays to keep those of
+    /// texts that may occur again.
+    fn computes_rows(&self) -> bool {
+        true
     }
 
     /// Number of texts of a stream whose rows are in memory together.

@@ -746,6 +746,10 @@ impl Embed for Embedder {
         self.dimension()
     }
 
+    fn computes_rows(&self) -> bool {
+        matches!(self.model, Model::Transformer { .. })
+    }
+
     fn tokenize<S: AsRef<str>>(
         &self,
         texts: &[S],

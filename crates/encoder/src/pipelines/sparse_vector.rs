@@ -22,6 +22,11 @@ impl Row for SparseVector {
     fn values(&self) -> impl Iterator<Item = &f32> {
         self.values.iter()
     }
+
+    fn bytes(&self) -> usize {
+        let words = self.tokens.iter().map(|word| size_of::<String>() + word.len());
+        size_of_val(&self.indices[..]) + size_of_val(&self.values[..]) + words.sum::<usize>()
+    }
 }
 
 impl SparseVector {

@@ -10,6 +10,7 @@ use crate::{
     TextTokenizer, Tokens,
     models::ragged_batch::{TOKEN_BUDGET, within_budget},
     phrase,
+    pipelines::distinct::Distinct,
 };
 
 /// A task: from texts to one result per text.
@@ -51,7 +52,7 @@ pub trait Pipeline: Clone + Send + Sync + Sized + 'static {
     /// The part of a tokenized text that [`Self::finish`] needs beside its sequences.
     type Context: Send + 'static;
     /// The values of a sequence.
-    type Values: Send + 'static;
+    type Values: Clone + Send + 'static;
     /// The result of a text.
     type Output: TaskOutput;
 
@@ -214,22 +215,24 @@ pub trait TaskOutput: Serialize + Send + utoipa::ToSchema + 'static {}
 #[cfg(feature = "openapi")]
 impl<T: Serialize + Send + utoipa::ToSchema + 'static> TaskOutput for T {}
 
-/// Calls `compute` for successive parts of the sequences, of at most 2,048 tokens or one sequence,
-/// and returns the values of all. Only the hidden states of one part are in memory at a time.
+/// Calls `compute` for successive parts of the distinct sequences, of at most 2,048 tokens or one
+/// sequence, and returns the values of all. Only the hidden states of one part are in memory at a time.
 ///
 /// # Errors
 /// The error of the first part for which `compute` fails.
-pub(crate) fn in_parts<T>(
+pub(crate) fn in_parts<T: Clone>(
     sequences: &[&Tokens],
     compute: &mut impl FnMut(&[&Tokens]) -> Result<Vec<T>>,
 ) -> Result<Vec<T>> {
+    let distinct = Distinct::sequences(sequences);
+    let sequences = &distinct.items;
     let lengths: Vec<usize> = sequences.iter().map(|tokens| tokens.input_ids.len()).collect();
     let order: Vec<usize> = (0..sequences.len()).collect();
     let mut values = Vec::with_capacity(sequences.len());
     for part in within_budget(&order, &lengths, TOKEN_BUDGET) {
         values.extend(compute(&sequences[part[0]..part[0] + part.len()])?);
     }
-    Ok(values)
+    Ok(distinct.expand(values))
 }
 
 /// The parameters of a task. The macro `parameters!` of this file declares the type.

@@ -7,8 +7,8 @@ use std::{
 
 use crate::{
     EmbedOptions, Error, InputError, LongTexts, Result, TextRole, TextTokenizer, Tokens,
-    error::beginning, models::ragged_batch::within_budget, text::prompts::Prompts,
-    text::tokenizer::Count,
+    error::beginning, models::ragged_batch::within_budget, pipelines::distinct::Distinct,
+    text::prompts::Prompts, text::tokenizer::Count,
 };
 
 /// Number of texts that are tokenized and computed together, where texts are a stream or a long
@@ -114,6 +114,30 @@ impl TokenizedTexts {
         };
         let windows = texts.iter().map(window).collect::<Result<Vec<_>>>()?;
         Self::from_windows(tokenizer, windows, texts, options)
+    }
+
+    /// The number of texts.
+    pub(crate) fn len(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// The tokens of text `i` and what else its row depends on, as numbers. They are equal for texts
+    /// with equal rows.
+    pub(crate) fn key(&self, i: usize) -> Box<[u32]> {
+        let mut key = vec![self.prompt as u32, self.role as u32];
+        for Tokens { input_ids, token_type_ids, .. } in &self.windows[i] {
+            let has_types = token_type_ids.iter().any(|&id| id != 0);
+            key.extend([input_ids.len() as u32, has_types.into()]);
+            key.extend(input_ids);
+            key.extend(if has_types { &token_type_ids[..] } else { &[] });
+        }
+        key.into()
+    }
+
+    /// Some of the texts. The truncated ones are not listed.
+    pub(crate) fn select(&self, texts: &[usize]) -> Self {
+        let windows = texts.iter().map(|&text| self.windows[text].clone()).collect();
+        Self { windows, prompt: self.prompt, truncated: vec![], role: self.role }
     }
 
     /// Whether a text has several sequences.
@@ -246,8 +270,9 @@ pub fn unless_stopped(stop: &AtomicBool) -> impl Fn(&mut Batch) -> Result<()> {
     |batch| if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { batch() }
 }
 
-/// Computes sequences in batches of at most `budget` tokens, each within `run`. Returns the results
-/// of the batches, and the position of each sequence in the concatenated results.
+/// Computes sequences in batches of at most `budget` tokens, each within `run`; equal sequences once.
+/// Returns the results of the batches, and the position of each sequence in the concatenated
+/// results.
 ///
 /// # Errors
 /// The errors of `compute` and `run`; [`Error::Stopped`] if `run` does not call a batch.
@@ -257,24 +282,25 @@ pub(crate) fn in_batches<T: Send>(
     run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     compute: impl Fn(&[(&Tokens, usize)]) -> Result<T> + Sync,
 ) -> Result<(Vec<T>, Vec<u32>)> {
-    let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| tokens.input_ids.len()).collect();
-    in_batches_of(sequences, &lengths, budget, run, compute)
+    in_batches_of(sequences, |tokens| tokens.input_ids.len(), budget, run, compute)
 }
 
-/// [`in_batches`] for sequences of which `lengths` tokens are computed.
+/// [`in_batches`] for sequences of which `length` tokens are computed.
 fn in_batches_of<T: Send>(
     sequences: &[(&Tokens, usize)],
-    lengths: &[usize],
+    length: impl Fn(&Tokens) -> usize,
     budget: usize,
     run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     compute: impl Fn(&[(&Tokens, usize)]) -> Result<T> + Sync,
 ) -> Result<(Vec<T>, Vec<u32>)> {
+    let Distinct { items: sequences, indices } = Distinct::prompted(sequences);
+    let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| length(tokens)).collect();
     // Sequences are sorted by length although nothing is padded. Batches, and their parts in
     // `forward_ragged`, end between sequences: neighbours of equal length fill them evenly, and
     // give the threads attention tasks of equal size.
-    let order = by_length(lengths);
+    let order = by_length(&lengths);
     let mut results = vec![];
-    for batch in within_budget(&order, lengths, budget) {
+    for batch in within_budget(&order, &lengths, budget) {
         let batch: Vec<(&Tokens, usize)> = batch.iter().map(|&i| sequences[i]).collect();
         results.push(within(run, || compute(&batch))?);
     }
@@ -282,7 +308,7 @@ fn in_batches_of<T: Send>(
     for (position, i) in (0..).zip(order) {
         positions[i] = position;
     }
-    Ok((results, positions))
+    Ok((results, indices.into_iter().map(|i| positions[i]).collect()))
 }
 
 /// [`in_batches`] for results that are rows, one per sequence: returns the row of each sequence.
@@ -290,18 +316,24 @@ fn in_batches_of<T: Send>(
 ///
 /// # Errors
 /// The errors of [`in_batches`].
-pub(crate) fn rows_in_batches<R: Default + Send>(
+pub(crate) fn rows_in_batches<R: Clone + Send>(
     sequences: &[(&Tokens, usize)],
     length: impl Fn(&Tokens) -> usize,
     budget: usize,
     run: &mut dyn FnMut(&mut Batch) -> Result<()>,
     compute: impl Fn(&[(&Tokens, usize)]) -> Result<Vec<R>> + Sync,
 ) -> Result<Vec<R>> {
-    let lengths: Vec<usize> = sequences.iter().map(|(tokens, _)| length(tokens)).collect();
-    let (rows, positions) = in_batches_of(sequences, &lengths, budget, run, compute)?;
-    let mut rows: Vec<R> = rows.into_iter().flatten().collect();
-    let take = |position: u32| std::mem::take(&mut rows[position as usize]);
-    Ok(positions.into_iter().map(take).collect())
+    let (rows, positions) = in_batches_of(sequences, length, budget, run, compute)?;
+    let mut rows: Vec<Option<R>> = rows.into_iter().flatten().map(Some).collect();
+    let mut uses = vec![0; rows.len()];
+    positions.iter().for_each(|&position| uses[position as usize] += 1);
+    let row = |position: u32| {
+        let position = position as usize;
+        uses[position] -= 1;
+        let row = if uses[position] == 0 { rows[position].take() } else { rows[position].clone() };
+        row.expect("only the last use takes the row")
+    };
+    Ok(positions.into_iter().map(row).collect())
 }
 
 /// Computes sequences in chunks of [`TEXTS_PER_CHUNK`], in their order, each within `run`.

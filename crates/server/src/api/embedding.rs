@@ -293,7 +293,7 @@ pub fn sequence_bytes(tokenizer: &TextTokenizer, lengths: impl Iterator<Item = u
 }
 
 /// Computes sequences on the engine. `memory` is that of the sequences and their values.
-pub async fn compute<V: 'static>(
+pub async fn compute<V: Clone + 'static>(
     engine: &Engine,
     target: Target<V>,
     sequences: Vec<Sequence>,

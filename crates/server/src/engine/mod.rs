@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use encoder::Distinct;
 use tokio::sync::{mpsc, oneshot};
 
 use queue::{Batch, Call, Item, Queue, SpeedKey, UntypedTarget};
@@ -66,14 +67,14 @@ impl Engine {
         Ok(Self { shared })
     }
 
-    /// Computes sequences, together with those of other requests.
+    /// Computes sequences, together with those of other requests. Equal sequences are computed once.
     ///
     /// If the future is dropped, the sequences that are not computed yet are removed.
     ///
     /// # Errors
     /// [`Kind::Overloaded`] if the request would wait too long; [`Kind::Internal`] if the
     /// computation panics; the errors of [`Compute::compute`].
-    pub async fn compute<V: 'static>(
+    pub async fn compute<V: Clone + 'static>(
         &self,
         target: Target<V>,
         sequences: Vec<Sequence>,
@@ -81,6 +82,12 @@ impl Engine {
         if sequences.is_empty() {
             return Ok(vec![]);
         }
+        let count = sequences.len();
+        let key = |x: &Sequence| (x.tokens.clone(), x.prompt);
+        let mut distinct = Distinct::by_key(sequences, key);
+        let sequences = std::mem::take(&mut distinct.items);
+        let repeated = self.shared.metrics.repeated(target.untyped.key.model);
+        repeated.inc_by((count - sequences.len()) as u64);
         let tokens = token_count(&sequences);
         let start = Instant::now();
         let (reply, received) = oneshot::channel();
@@ -95,7 +102,7 @@ impl Engine {
         let typed = |values: Box<dyn Any + Send>| {
             *values.downcast().expect("the computation of a target has the target's type of values")
         };
-        Ok(values?.into_iter().map(typed).collect())
+        Ok(distinct.expand(values?.into_iter().map(typed).collect()))
     }
 
     /// Copies measured speeds to models that are loaded again. Each pair has the number of an old
