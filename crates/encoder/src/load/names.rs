@@ -116,6 +116,10 @@ impl Names {
 const BUFFERS: [&str; 3] =
     ["embeddings.position_ids", "embeddings.token_type_ids", "stats_last_nonzero"];
 
+/// The end of the names of the buffers of frequencies in older checkpoints of decoders. The
+/// frequencies are those of the config.
+const FREQUENCIES: &str = ".rotary_emb.inv_freq";
+
 /// The prefix of the next sentence head's tensors. A decoder that is initialised from an encoder's
 /// checkpoint does not need them.
 const NEXT_SENTENCE: &str = "cls.seq_relationship.";
@@ -306,6 +310,7 @@ impl Naming {
             self.names.ignored.iter().any(is_below)
         };
         BUFFERS.contains(&own)
+            || own.ends_with(FREQUENCIES)
             || is_pooler()
             || is_unused()
             || if self.decoder {
