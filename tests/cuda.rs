@@ -2,7 +2,12 @@
 //! the CPU with PyTorch. Without a working GPU the tests print a message and pass, unless
 //! `MHA_EXPECT_GPU` is set.
 
-use std::{collections::HashMap, fmt};
+use std::{
+    collections::HashMap,
+    fmt,
+    ops::Deref,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
 
 use candle_core::{DType, Device, Device::Cpu, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -33,7 +38,34 @@ fn options(precision: Precision, device: &Device) -> LoadOptions {
     LoadOptions::default().with_precision(precision).with_device(device)
 }
 
-fn gpu() -> Option<Device> {
+/// The GPU of a test. Tests share it, except one that measures its memory.
+struct Gpu<G> {
+    device: Device,
+    _guard: G,
+}
+
+impl<G> Deref for Gpu<G> {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
+static USERS: RwLock<()> = RwLock::new(());
+
+fn gpu() -> Option<Gpu<RwLockReadGuard<'static, ()>>> {
+    let _guard = USERS.read().unwrap_or_else(PoisonError::into_inner);
+    Some(Gpu { device: device()?, _guard })
+}
+
+/// The GPU while no other test uses it.
+fn gpu_alone() -> Option<Gpu<RwLockWriteGuard<'static, ()>>> {
+    let _guard = USERS.write().unwrap_or_else(PoisonError::into_inner);
+    Some(Gpu { device: device()?, _guard })
+}
+
+fn device() -> Option<Device> {
     let device = Device::new_cuda(0);
     if let Err(error) = &device {
         assert!(
@@ -262,7 +294,6 @@ fn ragged_sequences_of_every_architecture_match_the_cpu() -> Result {
 }
 
 /// The memory of a batch, besides the weights, grows with the number of tokens, not with its square.
-#[cfg(feature = "cuda")]
 #[test]
 fn memory_of_every_architecture_grows_with_the_tokens() -> Result {
     use candle_core::cuda_backend::cudarc::driver::{
@@ -270,8 +301,8 @@ fn memory_of_every_architecture_grows_with_the_tokens() -> Result {
         sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH,
     };
 
-    let Some(gpu) = gpu() else { return Ok(()) };
-    let Device::Cuda(device) = &gpu else { unreachable!("`gpu` opens a GPU") };
+    let Some(gpu) = gpu_alone() else { return Ok(()) };
+    let Device::Cuda(device) = &*gpu else { unreachable!("`gpu` opens a GPU") };
     let stream = device.cuda_stream();
     for name in golden_models()? {
         let random = RandomModel::like(&name)?;
