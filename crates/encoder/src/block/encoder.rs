@@ -192,7 +192,7 @@ impl Encoder {
     }
 
     /// The keys and values of tokens with which several sequences begin, for
-    /// [`Self::forward_after`].
+    /// [`Self::forward_ragged`].
     ///
     /// # Shapes
     /// `x`: `(1, P, E)`, at least one token
