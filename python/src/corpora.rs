@@ -24,8 +24,8 @@ use crate::{
 /// until it ends.
 static RUNS: Mutex<Vec<(PathBuf, Weak<AtomicBool>)>> = Mutex::new(vec![]);
 
-/// The summary of a run: records read, vectors written, truncated texts, the skipped records, and
-/// warnings.
+/// The summary of a run: records read, vectors written, truncated texts, repeated texts, the skipped
+/// records, and warnings.
 type Summary = (u64, u64, u64, u64, Vec<String>, Vec<String>);
 
 /// Embeds the records of a file and writes their vectors to another file. `on_skipped` is called

@@ -36,8 +36,8 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The CUDA graphs of a model, one per thread, list of sequence lengths, and list of read tokens. Clones of a cache share
-/// their graphs. Without a GPU the cache is empty.
+/// The CUDA graphs of a model: one for each thread, list of sequence lengths and list of tokens that
+/// are read. Clones of a cache share their graphs. Without a GPU the cache is empty.
 #[derive(Clone, Debug, Default)]
 pub struct CudaGraphCache {
     #[cfg(feature = "cuda")]

@@ -90,10 +90,11 @@ impl ReadTokens {
     }
 }
 
-/// What the layers compute besides the tokens of the input, and what of their output is read.
+/// The arguments of a pass besides the hidden states and their mask: the tokens that are read after
+/// the last layer, the keys and values before those of the hidden states, and an encoder's output.
 #[derive(Default)]
 struct Inputs<'a> {
-    /// `None` for all tokens.
+    /// `None` if all tokens are read.
     read: Option<&'a ReadTokens>,
     preceding: Preceding<'a, DecoderCache, Prefix>,
     memory: Option<&'a DecoderMemory>,

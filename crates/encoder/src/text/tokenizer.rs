@@ -117,13 +117,13 @@ pub struct Tokens {
     pub truncated: usize,
 }
 
-/// Which tokens of a text are counted in [`Tokens::truncated`].
+/// The tokens of a text that [`Tokens::truncated`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Count {
     /// All tokens.
     All,
-    /// Those of the part that is tokenized: the tokens that are kept, and at least one more if the
-    /// text has more.
+    /// The tokens of the part of the text that is tokenized. This part has the tokens that truncation
+    /// keeps, and at least one more if the text has more.
     Kept,
 }
 

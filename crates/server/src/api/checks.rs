@@ -78,11 +78,12 @@ pub fn check_size(name: &str, text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The failure for a text that is too long and may not be truncated.
+/// The failure for a text that is too long and may not be truncated. `got` is the number of its
+/// tokens that were counted: the rest of a long text is not tokenized.
 pub fn long_text_failure(name: &str, got: usize, max: usize) -> Failure {
     let message = format!(
-        "{name} has at least {got} tokens: expected at most {max}; shorten it, leave out truncate: false \
-         (routes of text-embeddings-inference), or set auto_truncate in the server \
+        "{name} has at least {got} tokens: expected at most {max}; shorten it, leave out truncate: \
+         false (routes of text-embeddings-inference), or set auto_truncate in the server \
          (/v1/embeddings)"
     );
     Failure::new(Kind::TooLarge, message)
