@@ -111,7 +111,7 @@ def test_files_have_the_truncate_dim_of_the_model_s_files(sentences, tmp_path):
 
 def test_a_run_waits_for_the_interrupted_run_of_the_same_output(model, tmp_path):
     lines, output = tmp_path / "in.txt", tmp_path / "v.npy"
-    lines.write_text(("and " * 250 + "\n") * 16)
+    lines.write_text("".join(f"{i} {'and ' * 250}\n" for i in range(16)))
     # A background job of a shell starts with SIGINT ignored.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

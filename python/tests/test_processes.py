@@ -1,5 +1,6 @@
 """Threads, forks, signals, and the installed wheel."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_other_python_threads_run_during_encode(model):
     thread.start()
     before, start = counts[0], time.monotonic()
     try:
-        model.encode(["and " * 250] * 50)
+        model.encode([f"{i} {'and ' * 250}" for i in range(50)])
         seconds = time.monotonic() - start
     finally:
         stop.set()
@@ -55,14 +56,15 @@ def test_other_python_threads_run_during_encode(model):
 def test_a_short_call_does_not_wait_for_the_end_of_a_long_one(long_call, tmp_path):
     model = encodle.SentenceTransformer(threads=1)
     ranker = encodle.CrossEncoder(GOLDEN / "heads/score", threads=1)
+    sixes = [" ".join(six) for six in itertools.product("abcde", repeat=6)]
     texts = tmp_path / "texts.txt"
-    texts.write_text("and so on, word by word\n" * 1000)
+    texts.write_text("".join(f"{i} and so on, word by word\n" for i in range(1000)))
 
     def run() -> None:
         if long_call == "encode":
-            model.encode(["and " * 100] * 200)
+            model.encode([f"{i} {'and ' * 100}" for i in range(200)])
         elif long_call == "predict":
-            ranker.predict([("a cab " * 4, "bead " * 4)] * 20_000)
+            ranker.predict([(letters, letters) for letters in sixes])
         else:
             encodle.embed_file(texts, tmp_path / "vectors.npy", model=model)
 
@@ -184,14 +186,14 @@ TAGGER = f"encodle.TokenClassifier({str(GOLDEN / 'heads/tagger')!r}).tag"
 @pytest.mark.parametrize(
     "function, texts",
     [
-        ("model.encode", '["and " * 250] * 5000'),
-        ("model.encode", '["and " * 25000] * 500'),
-        (TAGGER, '["a cab x " * 300_000]'),
+        ("model.encode", '[f"{i} {\'and \' * 250}" for i in range(5000)]'),
+        ("model.encode", '[f"{i} {\'and \' * 25000}" for i in range(500)]'),
+        (TAGGER, '[" ".join(random.choices("abcdef", k=900_000))]'),
     ],
 )
 def test_ctrl_c_interrupts_a_call_and_the_next_call_does_not_wait(function, texts):
     code = f"""
-import os, signal, threading, time, encodle
+import os, random, signal, threading, time, encodle
 model = encodle.SentenceTransformer()
 function, texts = {function}, {texts}
 """ + """
@@ -279,7 +281,7 @@ model = encodle.SentenceTransformer(threads={threads})
 times = []
 for _ in range(6):
     start = time.process_time()
-    model.encode(["word by word"] * 300)
+    model.encode([f"word by word {{i}}" for i in range(300)])
     times.append(time.process_time() - start)
 print(min(times))
 """))

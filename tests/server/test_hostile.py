@@ -34,7 +34,7 @@ def hostile():
     for body in (b'{"inputs": "' + b"a" * 15 * MIB, b"[" * 15 * MIB):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: exchange(server, request("/embed", body)), range(8)))
-    bodies = [{"inputs": ["word " * (i % 200)] * 8} for i in range(200)]
+    bodies = [{"inputs": [f"{j} " + "word " * (i % 200) for j in range(8)]} for i in range(200)]
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda body: server.post("/embed", body), bodies))
     server.base = server.memory().rss

@@ -253,7 +253,7 @@ def test_a_request_within_the_batch_delay_joins_the_batch(serve):
 
 def test_a_request_longer_than_the_timeout_is_ended(serve):
     server = serve("--timeout", "1")
-    texts = ["one two three four five six seven eight nine ten " * 20] * 2048
+    texts = [f"{i} " + "one two three four five six seven eight nine ten " * 20 for i in range(2048)]
     start = time.perf_counter()
     response = server.post("/embed", {"inputs": texts})
     seconds = time.perf_counter() - start

@@ -45,7 +45,7 @@ class TestEmbed:
         body = {"model": MINILM, "input": [TEXTS[0], LONG]}
         refused = server.post("/v1/embeddings", body)
         assert_error(refused, 400, "openai")
-        assert "text 1 has at least 502 tokens: expected at most 256" in refused.json()["error"]["message"]
+        assert "text 1 has at least 428 tokens: expected at most 256" in refused.json()["error"]["message"]
         server = serve("--auto-truncate")
         response = server.json("/v1/embeddings", body)
         assert_same_bits([data["embedding"] for data in response["data"]], encodle_embed(body["input"]))
