@@ -1,5 +1,6 @@
-"""Compares models of which one token of a text is read, and corpora with repeated and with long
-texts, with an earlier version of this project, sentence-transformers, ONNX Runtime and OpenVINO.
+"""Compares models of which one token of a text is read, corpora with repeated and with long texts,
+and beam search, with an earlier version of this project, sentence-transformers, ONNX Runtime,
+OpenVINO and transformers.
 
     pip install -r benches/peers/requirements.txt
     python benches/peers/left_out.py --baseline FOLDER [--part PART...] [--rounds N] [--only-print]
@@ -11,8 +12,10 @@ FOLDER has the programs `peers` and `encodle` of the earlier version.
 - `repeated`: `encodle embed` of 100,000 lines by all-MiniLM-L6-v2, of which a third are repeated, in
   random order.
 - `long`: `encodle embed` of 2,000 texts of 5,000 words by all-MiniLM-L6-v2, which reads 256 tokens.
+- `generation`: an encoder-decoder of two BERT-bases, 8 sequences of 64 tokens, 64 tokens each by 4
+  beams.
 
-The weights of the first two are random. The results of all versions in one precision must be the
+The weights of all but all-MiniLM-L6-v2 are random. The results of all versions in one precision must be the
 same bits. The tables are printed and appended to the file of this machine and month in
 benches/results/.
 """
@@ -31,7 +34,14 @@ from cases import SEED
 from processes import Worker, alone
 from results import ROOT, Results, facts, measured_with, table, this_cpu
 from run import build, positive
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    GenerationConfig,
+)
 
 THREADS = 2
 MINILM = ROOT / "weights/all-MiniLM-L6-v2"
@@ -242,11 +252,49 @@ def long(programs: dict[str, Path], folder: Path, rounds: int) -> str:
     return f"{title}\n\n{table(['system', 'time', '/ ours', 'peak RSS'], found)}"
 
 
+def generation(programs: dict[str, Path], folder: Path, rounds: int) -> str:
+    torch.manual_seed(SEED)
+    hf, length, beams = folder / "hf", 64, 4
+    both = EncoderDecoderConfig.from_encoder_decoder_configs(
+        BertConfig(initializer_range=0.1), BertConfig(initializer_range=0.1)
+    )
+    both.decoder_start_token_id, both.pad_token_id = 101, 0
+    model = EncoderDecoderModel(both).eval()
+    model.save_pretrained(hf)
+    (hf / "generation_config.json").unlink(missing_ok=True)
+    sequences = np.random.default_rng(SEED).integers(1000, 30_000, (8, 64))
+    (hf / "cases.json").write_text(json.dumps({"sequences": sequences.tolist(), "length": length}))
+    workers = versions(programs, folder / "logs", ("f32", "bf16", "int8"))
+    case = str(beams)
+    for worker in workers.values():
+        worker.load("bert2bert", folder, [case])
+    check_bits(workers, case)
+    settings = GenerationConfig(
+        num_beams=beams, max_new_tokens=length, decoder_start_token_id=101, pad_token_id=0
+    )
+    ids = torch.tensor(sequences)
+    peer = lambda: model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    expected = peer().numpy()
+    same = (workers["ours, f32"].output(case) == expected).all(1).sum()
+    assert same == len(expected), f"{same} of {len(expected)} sequences are those of transformers"
+    run = lambda worker: lambda: worker.run(case, 0, 0)
+    found = in_turns({name: run(worker) for name, worker in workers.items()} | {"transformers, f32": peer}, rounds)
+    for worker in workers.values():
+        worker.close()
+    of = {name: "ours, " + name.rsplit(", ", 1)[1] for name in found}
+    title = (
+        f"Beam search with {beams} beams in an encoder-decoder of two BERT-bases, 8 sequences of 64 tokens, "
+        f"{length} tokens each"
+    )
+    return f"{title}\n\n{table(['system', 'time', '/ ours'], rows(found, of))}"
+
+
 PARTS = {
     "cross-encoder": lambda *args: "\n\n".join(cross_encoder(*args, layers) for layers in (6, 12)),
     "cls": cls,
     "repeated": repeated,
     "long": long,
+    "generation": generation,
 }
 
 

@@ -17,9 +17,9 @@ use candle_core::{DType, Device::Cpu, Tensor, safetensors};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as peer;
 use encoder::{
-    Embed, EmbedOptions, Embedder, EncoderModel, LoadOptions, ModelFiles, MultiVectorEmbedder,
-    PackedCache, Precision, Prompt, RaggedBatch, Reranker, Row, Search, SparseEmbedder,
-    SparseIndexBuilder, SparseVector,
+    Embed, EmbedOptions, Embedder, EncoderDecoder, EncoderModel, GenerateConfig, LoadOptions,
+    ModelFiles, MultiVectorEmbedder, PackedCache, Precision, Prompt, RaggedBatch, Reranker, Row,
+    Search, SparseEmbedder, SparseIndexBuilder, SparseVector, Strategy,
 };
 use half::f16;
 use mha::{AttentionMask, scaled_dot_product_attention};
@@ -115,6 +115,7 @@ fn serve(
                 ("ours", "splade") => splade(&hf, &names, precision)?,
                 ("ours", "colbert") => colbert(&hf, &names, precision)?,
                 ("ours", "max-sim") => max_sim(&folder, &names)?,
+                ("ours", "bert2bert") => generate(&hf, &names, &options)?,
                 ("ours", _) => hidden_states(&hf, &names, precision)?,
                 ("candle", "bert-base") => candle(&hf, &names)?,
                 _ => bail!("{system} does not support {model}"),
@@ -217,6 +218,29 @@ fn rerank(folder: &Path, names: &[String], options: &LoadOptions) -> Result<Hash
             Ok(Tensor::new(scores.collect::<Result<Vec<_>>>()?.concat(), &Cpu)?.unsqueeze(1)?)
         });
         Ok((name.clone(), case))
+    };
+    names.iter().map(case).collect()
+}
+
+/// Case N generates the number of tokens `length` of cases.json for each of its `sequences`, by a
+/// search with N beams.
+fn generate(hf: &Path, names: &[String], options: &LoadOptions) -> Result<HashMap<String, Case>> {
+    #[derive(Deserialize)]
+    struct Input {
+        sequences: Sequences,
+        length: usize,
+    }
+    let Input { sequences, length } =
+        serde_json::from_slice(&std::fs::read(hf.join("cases.json"))?)?;
+    let model = Rc::new(EncoderDecoder::from_dir(hf, options)?.0);
+    let ids = Tensor::new(sequences, &Cpu)?;
+    let case = |name: &String| {
+        let num_beams = name.parse()?;
+        let strategy = Strategy::Beam { num_beams, length_penalty: 1.0, early_stopping: false };
+        let config = GenerateConfig::greedy(1 + length).with_strategy(strategy);
+        let (model, ids) = (model.clone(), ids.clone());
+        let call = move || Ok(Tensor::new(model.generate(&ids, None, &config)?, &Cpu)?);
+        Ok((name.clone(), Case::single(call)))
     };
     names.iter().map(case).collect()
 }
