@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 
 use serde::{Deserialize, de::IgnoredAny};
 use tokenizers::{
-    AddedToken, AddedVocabulary, NormalizedString, Normalizer, NormalizerWrapper, Tokenizer,
+    AddedToken, AddedVocabulary, Model, NormalizedString, Normalizer, NormalizerWrapper, Tokenizer,
 };
 
 use crate::text::tokenizer_json::model_type;
@@ -48,6 +48,15 @@ pub(crate) fn check_ids<'a>(
                 .into())
         }
     }
+}
+
+/// [`check_ids`] of the vocabulary of a tokenizer, without its added tokens.
+pub(crate) fn check_ids_of(tokenizer: &Tokenizer) -> tokenizers::Result<()> {
+    // `n` tokens have distinct ids if each id below `n` has a token. A vocabulary is seldom copied.
+    let mut ids = 0..tokenizer.get_vocab_size(false) as u32;
+    let model = tokenizer.get_model();
+    let distinct = ids.all(|id| model.id_to_token(id).is_some());
+    if distinct { Ok(()) } else { check_ids(&tokenizer.get_vocab(false)) }
 }
 
 /// Chooses one of several added tokens that are equal after normalisation, such as `WORD` and

@@ -10,9 +10,11 @@ use std::{
 };
 
 use rayon::prelude::*;
+use serde::de::DeserializeOwned;
 use tokenizers::{
-    AddedToken, Encoding, ModelWrapper, PostProcessor, PostProcessorWrapper, Tokenizer,
-    TruncationDirection,
+    AddedToken, DecoderWrapper, Encoding, Model, ModelWrapper, PostProcessor, PostProcessorWrapper,
+    PreTokenizerWrapper, Tokenizer, TokenizerImpl, TruncationDirection,
+    models::{bpe::BPE, unigram::Unigram},
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
     pre_tokenizers::metaspace::Metaspace,
 };
@@ -1184,12 +1186,33 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 
 /// The tokenizer that a `tokenizer.json` describes.
 fn from_whole_json(json: &[u8]) -> tokenizers::Result<Tokenizer> {
-    let parsed = std::str::from_utf8(json)?.parse::<Tokenizer>();
-    let tokenizer = parsed.map_err(|error| hash_order::missing_key(json).unwrap_or(error))?;
+    let text = std::str::from_utf8(json)?;
+    // `ModelWrapper` copies a vocabulary several times before it builds the model.
+    let parsed = match model_type(json).as_deref() {
+        Ok("BPE") => with_model::<BPE>(text),
+        Ok("Unigram") => with_model::<Unigram>(text),
+        _ => with_model::<ModelWrapper>(text),
+    };
+    let tokenizer =
+        parsed.map_err(|error| hash_order::missing_key(json).unwrap_or(error.into()))?;
     if !matches!(tokenizer.get_model(), ModelWrapper::Unigram(_)) {
-        hash_order::check_ids(&tokenizer.get_vocab(false))?;
+        hash_order::check_ids_of(&tokenizer)?;
     }
     Ok(tokenizer)
+}
+
+/// The tokenizer of a `tokenizer.json` whose model is an `M`.
+fn with_model<M: Model + DeserializeOwned + Into<ModelWrapper>>(
+    json: &str,
+) -> serde_json::Result<Tokenizer> {
+    type Rules<M> = TokenizerImpl<
+        M,
+        NormalizerWrapper,
+        PreTokenizerWrapper,
+        PostProcessorWrapper,
+        DecoderWrapper,
+    >;
+    Ok(serde_json::from_str::<Rules<M>>(json)?.into())
 }
 
 /// The maximum length in tokens, and the path of the file that sets it. The first of these keys
