@@ -54,6 +54,7 @@ mod activation;
 mod attention;
 mod buffer;
 mod compute_type;
+mod copy;
 mod cosine;
 mod embed;
 mod gemm;
@@ -78,6 +79,7 @@ pub use attention::{
 };
 pub use buffer::{SharedBytes, release_freed_memory, zeros};
 pub use compute_type::ComputeType;
+pub use copy::copy_blocks;
 pub use cosine::cosine_similarities;
 pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
 pub use gemm::{

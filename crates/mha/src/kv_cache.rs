@@ -42,16 +42,57 @@ impl Memory {
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist.
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
-        let sequences = self.k.dim(0)?;
-        if let Some(&index) = batch.iter().find(|&&index| index as usize >= sequences) {
-            // Without this check, candle's `index_select` returns zeros for the index `u32::MAX`.
-            let message =
-                format!("sequence {index} does not exist: expected an index below {sequences}");
-            return Err(candle_core::Error::Msg(message).into());
-        }
+        self.check(batch)?;
         let index = Tensor::new(batch, self.k.device())?;
         let reordered = |x: &Tensor| x.contiguous()?.index_select(&index, 0);
         Ok(Self { k: reordered(&self.k)?, v: reordered(&self.v)? })
+    }
+
+    /// B, the number of sequences.
+    pub fn sequences(&self) -> usize {
+        self.k.dims()[0]
+    }
+
+    /// Checks that sequences exist.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] for one that does not.
+    fn check(&self, batch: &[u32]) -> Result<()> {
+        let sequences = self.sequences();
+        match batch.iter().find(|&&index| index as usize >= sequences) {
+            None => Ok(()),
+            // candle's `index_select` returns zeros for the index `u32::MAX`.
+            Some(index) => {
+                let message =
+                    format!("sequence {index} does not exist: expected an index below {sequences}");
+                Err(candle_core::Error::Msg(message).into())
+            }
+        }
+    }
+
+    /// Zeros of the shape of these keys and values, for another number of sequences.
+    fn zeros(&self, sequences: usize) -> Result<Self> {
+        let zeros = |x: &Tensor| {
+            let (_b, g, s, d) = x.dims4()?;
+            Tensor::zeros((sequences, g, s, d), x.dtype(), x.device())
+        };
+        Ok(Self { k: zeros(&self.k)?, v: zeros(&self.v)? })
+    }
+
+    /// Whether this memory has the shape of `other`, for another number of sequences.
+    fn has_room_for(&self, sequences: usize, other: &Self) -> bool {
+        let fits = |x: &Tensor, other: &Tensor| x.dims()[1..] == other.dims()[1..];
+        self.sequences() == sequences && fits(&self.k, &other.k) && fits(&self.v, &other.v)
+    }
+
+    /// Copies the first `len` tokens: sequence `i` of `to` becomes sequence `batch[i]`. Returns
+    /// false, and leaves `to` unchanged, if [`ops::copy_sequences`] does not support the tensors.
+    ///
+    /// # Errors
+    /// The errors of [`ops::copy_sequences`].
+    fn copy_to(&self, to: &Self, batch: &[u32], len: usize) -> Result<bool> {
+        Ok(ops::copy_sequences(&self.k, batch, len, &to.k)?
+            && ops::copy_sequences(&self.v, batch, len, &to.v)?)
     }
 
     /// S, the number of keys.
@@ -142,6 +183,8 @@ pub struct KvCache {
     /// Whether the cache allocated the buffer, and so may write to it. The buffer that the first
     /// step stores is a view of projections, which share their memory with other tensors.
     is_own: bool,
+    /// Memory for the next [`Self::reorder`]: the buffer before the last one.
+    spare: Option<Arc<Memory>>,
     len: usize,
     capacity: usize,
 }
@@ -149,7 +192,7 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache for at most `capacity` tokens per sequence.
     pub fn new(capacity: usize) -> Self {
-        Self { buffer: None, is_own: false, len: 0, capacity }
+        Self { buffer: None, is_own: false, spare: None, len: 0, capacity }
     }
 
     /// The number of tokens in the cache per sequence.
@@ -223,9 +266,26 @@ impl KvCache {
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
-        if let Some(buffer) = &self.buffer {
-            (self.buffer, self.is_own) = (Some(Arc::new(buffer.reorder(beams)?)), true);
+        let Some(buffer) = &self.buffer else { return Ok(()) };
+        if beams.iter().copied().eq(0..buffer.sequences() as u32) {
+            return Ok(());
         }
+        buffer.check(beams)?;
+        // Two buffers that take turns need no new memory in each step.
+        let can_reuse = |spare: &Arc<Memory>| {
+            Arc::strong_count(spare) == 1 && spare.has_room_for(beams.len(), buffer)
+        };
+        let to = match self.spare.take().filter(can_reuse) {
+            None if buffer.k.device().is_cpu() => Some(Arc::new(buffer.zeros(beams.len())?)),
+            spare => spare,
+        };
+        let reordered = match to {
+            Some(to) if buffer.copy_to(&to, beams, self.len)? => to,
+            _ => Arc::new(buffer.reorder(beams)?),
+        };
+        let before = self.buffer.replace(reordered);
+        self.spare = before.filter(|_| self.is_own);
+        self.is_own = true;
         Ok(())
     }
 
@@ -235,7 +295,7 @@ impl KvCache {
     /// [`Error::Shape`] for another number.
     pub(crate) fn check_sequences(&self, x: &Tensor) -> Result<()> {
         let Some(buffer) = &self.buffer else { return Ok(()) };
-        let sequences = buffer.k.dim(0)?;
+        let sequences = buffer.sequences();
         if x.dims().first().is_some_and(|&b| b != sequences) {
             let expected = format!("(B, T, E) with B = {sequences}, as in the cache");
             return Err(Error::Shape { argument: "x", expected, got: x.dims().to_vec() });
@@ -361,6 +421,47 @@ mod tests {
             last = buffer;
         }
         assert!(copies < 8, "{copies} copies in 64 steps");
+        Ok(())
+    }
+
+    #[test]
+    fn reordered_caches_take_turns_in_two_buffers_that_clones_do_not_share() -> Result<()> {
+        let rows = |memory: &Memory| -> Result<Vec<Vec<f32>>> {
+            Ok(memory.k.narrow(1, 1, 1)?.narrow(3, 0, 1)?.flatten_from(1)?.to_vec2()?)
+        };
+        let step = |cache: &mut KvCache, values: [f32; 2]| -> Result<Vec<Vec<f32>>> {
+            let x = Tensor::new(&values, &Cpu)?.reshape((2, 1, 1, 1))?;
+            let x = x.broadcast_as((2, 3, 1, 4))?.contiguous()?;
+            let memory = cache.extended(Memory { k: x.clone(), v: x })?;
+            cache.advance(memory.clone());
+            rows(&memory)
+        };
+        let mut cache = KvCache::new(20);
+        for i in 0..5 {
+            step(&mut cache, [i as f32, 10. + i as f32])?; // room for 8 tokens
+        }
+        let mut expected: [Vec<f32>; 2] = [vec![0., 1., 2., 3., 4.], vec![10., 11., 12., 13., 14.]];
+        let mut buffers = std::collections::BTreeSet::new();
+        let mut clone = None;
+        for (i, beams) in [[1, 0], [0, 1], [1, 1], [1, 0], [0, 0], [1, 0]].into_iter().enumerate() {
+            cache.reorder(&beams)?;
+            expected = beams.map(|beam| expected[beam as usize].clone());
+            if i == 3 {
+                clone = Some((cache.clone(), expected.clone()));
+            }
+            cache.truncate(5);
+            expected.iter_mut().for_each(|row| row.truncate(5));
+            let new = [20. + i as f32, 30. + i as f32];
+            expected.iter_mut().zip(new).for_each(|(row, value)| row.push(value));
+            assert_eq!(step(&mut cache, new)?, expected, "{i}");
+            if i < 3 {
+                buffers.insert(cache.buffer.as_ref().map(Arc::as_ptr));
+            }
+        }
+        assert_eq!(buffers.len(), 2);
+        let (mut clone, mut expected) = clone.unwrap();
+        expected.iter_mut().for_each(|row| row.push(7.));
+        assert_eq!(step(&mut clone, [7., 7.])?, expected);
         Ok(())
     }
 

@@ -264,7 +264,11 @@ impl CpuMask {
             Sequence { b, queries, keys, first_query }
         };
         let sequences_of = |b| ranges.iter().cloned().map(move |range| sequence(b, range));
-        let sequences = (0..b).flat_map(sequences_of).collect();
+        let sequences: Vec<Sequence> = (0..b).flat_map(sequences_of).collect();
+        // One query after all other tokens, as in generation, sees every key.
+        let hides_later_keys =
+            |x: &Sequence| !x.queries.is_empty() && x.first_query.saturating_add(1) < x.keys.len();
+        let is_causal = parts.causal && sequences.iter().any(hides_later_keys);
         let distance_bias = parts.distance_bias.as_ref();
         let distance_bias = distance_bias.map(|x| x.flatten_all()?.to_vec1::<f32>()).transpose()?;
         let hides_no_distance =
@@ -279,7 +283,7 @@ impl CpuMask {
             bias: parts.bias.as_ref().map(BroadcastTensor::new).transpose()?,
             distance_bias,
             hides_same_keys: hides_no_distance
-                && !parts.causal
+                && !is_causal
                 && parts.window.is_none()
                 && parts.keep.is_none()
                 && parts.bias.is_none(),
