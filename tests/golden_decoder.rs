@@ -203,6 +203,51 @@ fn generated_tokens_are_streamed_until_the_callback_stops() -> Result {
     Ok(())
 }
 
+/// The searches of a batch end after different numbers of steps.
+#[test]
+fn a_beam_search_does_not_depend_on_its_batch() -> Result {
+    let (model, _) = EncoderDecoder::from_dir(golden("bert2bert"), &LoadOptions::default())?;
+    let golden = Golden::open("bert2bert/expected.safetensors")?;
+    let (ids, mask) = (golden.get("input_ids"), golden.get("mask"));
+    let strategy = Strategy::Beam { num_beams: 3, length_penalty: -2.0, early_stopping: false };
+    let config = GenerateConfig::greedy(12).with_strategy(strategy);
+    let together = model.generate(ids, Some(mask), &config)?;
+    for (i, expected) in together.iter().enumerate() {
+        let alone = model.generate(&ids.narrow(0, i, 1)?, Some(&mask.narrow(0, i, 1)?), &config)?;
+        assert_eq!(&alone[0], expected);
+    }
+
+    let memory = model.memory(ids, Some(mask))?;
+    let config = config.with_eos_token_id(Some(2));
+    for prompts in [2, 8] {
+        let generated = model.decoder().generate(&vec![vec![1]; prompts], Some(&memory), &config);
+        let expected =
+            format!("memory: expected {prompts} sequences, one for each prompt, got [4]");
+        assert_eq!(generated.unwrap_err().to_string(), expected);
+    }
+
+    // The beams of 258 sequences are several batches.
+    let many = model.decoder().generate(
+        &vec![vec![1]; 258],
+        Some(&memory.reorder(&(0..258).map(|i| i % 4).collect::<Vec<_>>())?),
+        &config,
+    )?;
+    assert!(many.iter().enumerate().all(|(i, sequence)| *sequence == together[i % 4]));
+
+    // The sequences whose search has not finished are their prompts.
+    let prompt = vec![1];
+    let mut ended = None;
+    let stopped =
+        model.decoder().generate_with(&vec![vec![1]; 4], Some(&memory), &config, |i, _| {
+            ended = Some(i);
+            std::ops::ControlFlow::Break(())
+        })?;
+    for (i, (got, whole)) in stopped.iter().zip(&together).enumerate() {
+        assert_eq!(got, if ended == Some(i) { whole } else { &prompt }, "{i}");
+    }
+    Ok(())
+}
+
 #[test]
 fn different_widths_and_early_stopping_equal_transformers() -> Result {
     let (model, report) =

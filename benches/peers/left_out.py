@@ -255,9 +255,10 @@ def long(programs: dict[str, Path], folder: Path, rounds: int) -> str:
 def generation(programs: dict[str, Path], folder: Path, rounds: int) -> str:
     torch.manual_seed(SEED)
     hf, length, beams = folder / "hf", 64, 4
-    both = EncoderDecoderConfig.from_encoder_decoder_configs(
-        BertConfig(initializer_range=0.1), BertConfig(initializer_range=0.1)
-    )
+    # With tied weights, a random decoder repeats its last token.
+    config = lambda: BertConfig(initializer_range=0.1, tie_word_embeddings=False)
+    both = EncoderDecoderConfig.from_encoder_decoder_configs(config(), config())
+    both.tie_word_embeddings = False
     both.decoder_start_token_id, both.pad_token_id = 101, 0
     model = EncoderDecoderModel(both).eval()
     model.save_pretrained(hf)

@@ -105,6 +105,20 @@ impl DecoderMemory {
         (&self.layers[i], self.padding.as_ref())
     }
 
+    /// Checks the number of sequences.
+    ///
+    /// # Errors
+    /// [`crate::Error::Attention`] if it is not `expected`.
+    pub(crate) fn check_sequences(&self, expected: usize) -> Result<()> {
+        let got = self.layers.first().map_or(expected, Memory::sequences);
+        if got != expected {
+            let expected = format!("{expected} sequences, one for each prompt");
+            let (argument, got) = ("memory", vec![got]);
+            return Err(mha::Error::Shape { argument, expected, got }.into());
+        }
+        Ok(())
+    }
+
     /// A memory whose sequence `i` is this memory's sequence `batch[i]`.
     ///
     /// # Errors

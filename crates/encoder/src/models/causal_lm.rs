@@ -137,6 +137,8 @@ impl CausalLm {
     ///
     /// # Shapes
     /// - `input_ids`: `(B, T)`, integers; `padding`: `(B, T)`, 0 hides a token
+    /// - `memory`: B sequences, or a divisor of B: the same number of rows then attend to each, in
+    ///   order, as in [`mha::CrossAttention::forward`]
     /// - returns `(B, T, vocab_size)`
     /// # Errors
     /// - [`crate::InputError::NoMemory`] if the decoder has cross-attention and `memory` is `None`;

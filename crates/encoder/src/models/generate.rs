@@ -1,12 +1,17 @@
 //! Text generation with a key-value cache: greedy search, sampling and beam search.
 
-use std::{cmp::Ordering, ops::ControlFlow};
+use std::{cmp::Ordering, mem, ops::ControlFlow};
 
-use candle_core::{D, DType, Tensor};
+use candle_core::{DType, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 
 use crate::{CausalLm, ConfigError, DecoderMemory, Error, InputError, Result};
+
+/// Maximum number of beams of a batch, unless a sequence has more. It bounds the memory of the cache;
+/// larger batches are not faster on a CPU.
+const MAX_BEAMS: usize = 256;
 
 /// Settings of text generation.
 ///
@@ -118,6 +123,7 @@ impl CausalLm {
     /// `prompts`: B prompts of equal length, at least one token each; `memory`: B sequences
     /// # Errors
     /// [`InputError::Prompts`] if a prompt is empty or not as long as the first prompt;
+    /// [`Error::Attention`] if the memory has another number of sequences;
     /// [`ConfigError::Value`] for an invalid setting; [`InputError::TooLong`] if `max_length`
     /// exceeds [`EncoderConfig::max_tokens`](crate::EncoderConfig::max_tokens); [`Error::NonFiniteOutput`] if no token can be chosen; the
     /// errors of [`Self::step`].
@@ -133,7 +139,8 @@ impl CausalLm {
     /// [`Self::generate`] that calls `on_token` with the sequence's index and each chosen token.
     ///
     /// If `on_token` breaks, generation stops, and the sequences generated so far are returned. In
-    /// beam search, `on_token` gets the tokens of a sequence when its search has finished.
+    /// beam search, `on_token` gets the tokens of a sequence when its search has finished; until
+    /// then, the sequence is its prompt.
     ///
     /// # Errors
     /// The errors of [`Self::generate`].
@@ -158,24 +165,24 @@ impl CausalLm {
         if prompts.is_empty() || length >= config.max_length {
             return Ok(prompts.to_vec());
         }
-        if let &Strategy::Beam { num_beams, length_penalty, early_stopping } = &config.strategy {
-            let mut sequences = vec![];
-            for (i, prompt) in (0u32..).zip(prompts) {
-                let memory = memory.map(|m| m.reorder(&vec![i; num_beams])).transpose()?;
-                let search = BeamSearch { num_beams, length_penalty, early_stopping, config };
-                let best = search.run(self, prompt, memory.as_ref())?;
-                let stopped =
-                    best[length..].iter().any(|&token| on_token(i as usize, token).is_break());
-                sequences.push(best);
-                if stopped {
-                    sequences.extend_from_slice(&prompts[sequences.len()..]);
+        if let Some(memory) = memory {
+            memory.check_sequences(prompts.len())?;
+        }
+        let mut sequences = prompts.to_vec();
+        if let Strategy::Beam { num_beams, length_penalty, early_stopping } = config.strategy {
+            let beams = Beams { num_beams, length_penalty, early_stopping };
+            let size = (MAX_BEAMS / num_beams).max(1);
+            for (i, part) in sequences.chunks_mut(size).enumerate() {
+                let indices: Vec<u32> = (0..part.len()).map(|j| (i * size + j) as u32).collect();
+                let memory = memory.map(|memory| memory.reorder(&indices)).transpose()?;
+                let mut on_token = |j, token| on_token(i * size + j, token);
+                if self.beam_search(part, memory, config, beams, &mut on_token)?.is_break() {
                     break;
                 }
             }
             return Ok(sequences);
         }
         let mut sampler = Sampler::new(&config.strategy);
-        let mut sequences = prompts.to_vec();
         let mut active = vec![true; prompts.len()];
         let mut cache = self.cache(config.max_length);
         let mut next = prompts.to_vec();
@@ -197,6 +204,56 @@ impl CausalLm {
             }
         }
         Ok(sequences)
+    }
+
+    /// [`Self::generate_with`] by beam search, for `sequences` that are prompts. The beams of all are
+    /// one batch.
+    fn beam_search(
+        &self,
+        sequences: &mut [Vec<u32>],
+        mut memory: Option<DecoderMemory>,
+        config: &GenerateConfig,
+        beams: Beams,
+        on_token: &mut impl FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let length = sequences[0].len();
+        let searches = sequences.iter().map(|prompt| BeamSearch::new(prompt, beams, config));
+        let mut searches: Vec<(usize, BeamSearch)> = searches.enumerate().collect();
+        let mut cache = self.cache(config.max_length);
+        let mut next = sequences.to_vec();
+        while !searches.is_empty() {
+            let logits = self.last_logits(&next, memory.as_ref(), &mut cache)?;
+            let (count, beams_of_each) = (searches.len(), logits.len() / searches.len());
+            let of_searches = searches.par_iter_mut().zip(logits.par_chunks(beams_of_each));
+            let steps = of_searches.map(|((_, search), logits)| search.extend(logits));
+            let steps = steps.collect::<Result<Vec<_>>>()?;
+            // The row of the cache that each running beam continues, and the sequences of the
+            // memory whose search goes on.
+            let (mut rows, mut unfinished) = (vec![], vec![]);
+            let before = mem::take(&mut searches).into_iter().zip(steps);
+            for (position, ((index, search), step)) in before.enumerate() {
+                let Some(from) = step else {
+                    let best = search.best()?;
+                    let tokens = &best[length..];
+                    let stopped = tokens.iter().any(|&token| on_token(index, token).is_break());
+                    sequences[index] = best;
+                    if stopped {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                    continue;
+                };
+                rows.extend(from.iter().map(|beam| (position * beams_of_each + beam) as u32));
+                unfinished.push(position as u32);
+                searches.push((index, search));
+            }
+            cache.reorder(&rows)?;
+            if unfinished.len() < count {
+                memory = memory.map(|memory| memory.reorder(&unfinished)).transpose()?;
+            }
+            let running = searches.iter().flat_map(|(_, search)| &search.running);
+            next = running.map(|beam| beam.tokens[beam.tokens.len() - 1..].to_vec()).collect();
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Runs `tokens` `(B, T)` after the tokens in the cache, and returns the logits at the last
@@ -282,111 +339,133 @@ fn nucleus_size(weights: &[f64], p: f64) -> usize {
     reached.map_or(weights.len(), |last| last + 1)
 }
 
-/// Beam search for one sequence.
-struct BeamSearch<'a> {
+/// The settings of [`Strategy::Beam`].
+#[derive(Clone, Copy)]
+struct Beams {
     num_beams: usize,
     length_penalty: f64,
     early_stopping: bool,
+}
+
+/// Beam search for one sequence.
+struct BeamSearch<'a> {
+    beams: Beams,
     config: &'a GenerateConfig,
+    prompt_length: usize,
+    /// The prompt alone before the first step, `num_beams` sequences of equal length after it.
+    running: Vec<Beam>,
+    /// At most `num_beams`, best first.
+    ended: Vec<Beam>,
 }
 
 /// A sequence and its score: the log-probability while it is running, and the length-penalised
 /// log-probability after it has ended.
-#[derive(Clone)]
 struct Beam {
     tokens: Vec<u32>,
     score: f64,
 }
 
-impl BeamSearch<'_> {
-    fn run(
-        &self,
-        decoder: &CausalLm,
-        prompt: &[u32],
-        memory: Option<&DecoderMemory>,
-    ) -> Result<Vec<u32>> {
-        let k = self.num_beams;
-        let mut cache = decoder.cache(self.config.max_length);
-        // All beams start with the same prompt. The score −∞ excludes all beams but the first.
-        let mut running = vec![Beam { tokens: prompt.to_vec(), score: f64::NEG_INFINITY }; k];
-        running[0].score = 0.0;
-        let mut next: Vec<Vec<u32>> = vec![prompt.to_vec(); k];
-        let mut ended: Vec<Beam> = vec![];
-        loop {
-            let logits = decoder.last_logits(&next, memory, &mut cache)?;
-            let mut candidates = self.candidates(&running, &logits)?; // the best 2·k, best first
-            let length = running[0].tokens.len() + 1;
-            let at_max_length = length >= self.config.max_length;
-            let penalty =
-                |length: usize| ((length - prompt.len()) as f64).powf(self.length_penalty);
+/// A running beam with one more token.
+#[derive(Clone, Copy)]
+struct Candidate {
+    /// The index of the beam.
+    from: usize,
+    token: u32,
+    /// The log-probability of the sequence with this token.
+    score: f64,
+}
 
-            for (rank, (from, token, score)) in candidates.iter().enumerate() {
-                let ends = at_max_length || Some(*token) == self.config.eos_token_id;
-                if ends && rank < k {
-                    let mut tokens = running[*from].tokens.clone();
-                    tokens.push(*token);
-                    ended.push(Beam { tokens, score: score / penalty(length) });
-                }
-            }
-            ended.sort_by(|a, b| b.score.total_cmp(&a.score));
-            ended.truncate(k);
-
-            candidates.retain(|&(_, token, _)| Some(token) != self.config.eos_token_id);
-            candidates.truncate(k);
-            // Without `early_stopping`, the search is finished if k beams have ended and the best
-            // running beam, if it ended now, would not score higher than the worst ended beam.
-            let finished = match candidates.first() {
-                None => true,
-                Some(best) => {
-                    ended.len() == k
-                        && (self.early_stopping || best.2 / penalty(length) <= ended[k - 1].score)
-                }
-            };
-            if at_max_length || finished {
-                return ended
-                    .into_iter()
-                    .next()
-                    .map(|best| best.tokens)
-                    .ok_or(Error::NonFiniteOutput);
-            }
-            // A small vocabulary may give fewer than k candidates. The score −∞ excludes the copies
-            // that fill the list.
-            let (from, token, _) = candidates[0];
-            candidates.resize(k, (from, token, f64::NEG_INFINITY));
-            cache.reorder(&candidates.iter().map(|c| c.0 as u32).collect::<Vec<_>>())?;
-            running = candidates
-                .iter()
-                .map(|&(from, token, score)| {
-                    let mut tokens = running[from].tokens.clone();
-                    tokens.push(token);
-                    Beam { tokens, score }
-                })
-                .collect();
-            next = candidates.iter().map(|c| vec![c.1]).collect();
-        }
+impl<'a> BeamSearch<'a> {
+    fn new(prompt: &[u32], beams: Beams, config: &'a GenerateConfig) -> Self {
+        let running = vec![Beam { tokens: prompt.to_vec(), score: 0.0 }];
+        Self { beams, config, prompt_length: prompt.len(), running, ended: vec![] }
     }
 
-    /// The best `2·num_beams` continuations of all beams, best first. Each has the index of its
-    /// beam, the new token, and the log-probability of the sequence with this token.
-    fn candidates(&self, running: &[Beam], logits: &[Vec<f32>]) -> Result<Vec<(usize, u32, f64)>> {
-        let mut candidates = vec![];
-        for (from, (beam, logits)) in running.iter().zip(logits).enumerate() {
-            check_logits(logits)?;
-            let log_sum = log_sum_exp(logits)?;
-            let scored = (0u32..)
-                .zip(logits)
-                .map(|(token, &logit)| (from, token, beam.score + f64::from(logit) - log_sum));
-            candidates.extend(scored.filter(|c| c.2 > f64::NEG_INFINITY));
+    /// Extends the running beams by a token, given the logits of each. Returns the index of the
+    /// beam that each new one continues; `None` if the search has finished.
+    fn extend(&mut self, logits: &[Vec<f32>]) -> Result<Option<Vec<usize>>> {
+        let k = self.beams.num_beams;
+        let mut candidates = self.candidates(logits)?; // the best 2·k, best first
+        let length = self.running[0].tokens.len() + 1;
+        let at_max_length = length >= self.config.max_length;
+        let penalty = ((length - self.prompt_length) as f64).powf(self.beams.length_penalty);
+        let ends = |token| Some(token) == self.config.eos_token_id;
+
+        for &Candidate { from, token, score } in candidates.iter().take(k) {
+            if at_max_length || ends(token) {
+                let tokens = self.running[from].followed_by(token);
+                self.ended.push(Beam { tokens, score: score / penalty });
+            }
         }
-        candidates.sort_by(|a, b| b.2.total_cmp(&a.2));
-        candidates.truncate(2 * self.num_beams);
-        Ok(candidates)
+        self.ended.sort_by(|a, b| b.score.total_cmp(&a.score));
+        self.ended.truncate(k);
+
+        candidates.retain(|candidate| !ends(candidate.token));
+        candidates.truncate(k);
+        let Some(&best) = candidates.first() else { return Ok(None) };
+        // Without `early_stopping`, the search is finished if k beams have ended and the best
+        // running beam, if it ended now, would not score higher than the worst ended beam.
+        let finished = self.ended.len() == k
+            && (self.beams.early_stopping || best.score / penalty <= self.ended[k - 1].score);
+        if at_max_length || finished {
+            return Ok(None);
+        }
+        // A small vocabulary may give fewer than k candidates. The score −∞ excludes the copies
+        // that fill the list.
+        candidates.resize(k, Candidate { score: f64::NEG_INFINITY, ..best });
+        let extended = |c: &Candidate| Beam {
+            tokens: self.running[c.from].followed_by(c.token),
+            score: c.score,
+        };
+        self.running = candidates.iter().map(extended).collect();
+        Ok(Some(candidates.iter().map(|candidate| candidate.from).collect()))
+    }
+
+    /// The best `2·num_beams` continuations of all beams, best first. Of equal scores, the first
+    /// beam and the lowest token are first.
+    fn candidates(&self, logits: &[Vec<f32>]) -> Result<Vec<Candidate>> {
+        let count = 2 * self.beams.num_beams;
+        let mut best: Vec<Candidate> = vec![];
+        let mut worst = f64::NEG_INFINITY; // scores up to this one are not among the best
+        for (from, (beam, logits)) in self.running.iter().zip(logits).enumerate() {
+            check_logits(logits)?;
+            let log_sum = log_sum_exp(logits);
+            for (token, &logit) in (0u32..).zip(logits) {
+                let score = beam.score + f64::from(logit) - log_sum;
+                if score > worst {
+                    let at = best.partition_point(|candidate| candidate.score >= score);
+                    best.insert(at, Candidate { from, token, score });
+                    best.truncate(count);
+                    if best.len() == count {
+                        worst = best[count - 1].score;
+                    }
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    /// The best sequence that has ended.
+    fn best(self) -> Result<Vec<u32>> {
+        let best = self.ended.into_iter().next();
+        best.map(|beam| beam.tokens).ok_or(Error::NonFiniteOutput)
     }
 }
 
-fn log_sum_exp(logits: &[f32]) -> Result<f64> {
-    let logits = Tensor::new(logits, &candle_core::Device::Cpu)?.to_dtype(DType::F64)?;
-    Ok(logits.log_sum_exp(D::Minus1)?.to_scalar::<f64>()?)
+impl Beam {
+    /// The sequence with another token at its end.
+    fn followed_by(&self, token: u32) -> Vec<u32> {
+        let mut tokens = self.tokens.clone();
+        tokens.push(token);
+        tokens
+    }
+}
+
+/// `ln Σ exp(logit)`, of exponentials in f32 that are summed in f64. The largest logit is finite.
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from((logit - largest).exp())).sum();
+    f64::from(largest) + sum.ln()
 }
 
 #[cfg(test)]
