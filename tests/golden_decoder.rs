@@ -221,9 +221,9 @@ fn a_beam_search_does_not_depend_on_its_batch() -> Result {
     let config = config.with_eos_token_id(Some(2));
     for prompts in [2, 8] {
         let generated = model.decoder().generate(&vec![vec![1]; prompts], Some(&memory), &config);
-        let expected =
-            format!("memory: expected {prompts} sequences, one for each prompt, got [4]");
-        assert_eq!(generated.unwrap_err().to_string(), expected);
+        let error = generated.unwrap_err().to_string();
+        let expected = format!("expected {prompts} sequences, one for each prompt");
+        assert!(error.contains(&expected), "{error}");
     }
 
     // The beams of 258 sequences are several batches.
