@@ -61,7 +61,7 @@ impl Memory {
         let sequences = self.sequences();
         match batch.iter().find(|&&index| index as usize >= sequences) {
             None => Ok(()),
-            // candle's `index_select` returns zeros for the index `u32::MAX`.
+            // candle's `index_select` would return zeros for the index `u32::MAX`.
             Some(index) => {
                 let message =
                     format!("sequence {index} does not exist: expected an index below {sequences}");
@@ -284,7 +284,7 @@ impl KvCache {
             _ => Arc::new(buffer.reorder(beams)?),
         };
         let before = self.buffer.replace(reordered);
-        self.spare = before.filter(|_| self.is_own);
+        self.spare = before.filter(|before| self.is_own && before.k.device().is_cpu());
         self.is_own = true;
         Ok(())
     }
