@@ -12,12 +12,12 @@ FOLDER has the programs `peers` and `encodle` of the earlier version.
 - `repeated`: `encodle embed` of 100,000 lines by all-MiniLM-L6-v2, of which a third are repeated, in
   random order.
 - `long`: `encodle embed` of 2,000 texts of 5,000 words by all-MiniLM-L6-v2, which reads 256 tokens.
-- `generation`: an encoder-decoder of two BERT-bases, 8 sequences of 64 tokens, 64 tokens each by 4
-  beams.
+- `generation`: an encoder-decoder of two BERT-bases generates 64 tokens for each of 8 sequences of 64
+  tokens, by beam search with 4 beams.
 
-The weights of all but all-MiniLM-L6-v2 are random. The results of all versions in one precision must be the
-same bits. The tables are printed and appended to the file of this machine and month in
-benches/results/.
+The weights of all models but all-MiniLM-L6-v2 are random. The results of all versions in one
+precision must be the same bits. The tables are printed and appended to the file of this machine and
+month in benches/results/.
 """
 
 import argparse

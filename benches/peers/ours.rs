@@ -222,8 +222,8 @@ fn rerank(folder: &Path, names: &[String], options: &LoadOptions) -> Result<Hash
     names.iter().map(case).collect()
 }
 
-/// Case N generates the number of tokens `length` of cases.json for each of its `sequences`, by a
-/// search with N beams.
+/// Case N generates `length` tokens for each of the `sequences` in cases.json, by beam search with N
+/// beams.
 fn generate(hf: &Path, names: &[String], options: &LoadOptions) -> Result<HashMap<String, Case>> {
     #[derive(Deserialize)]
     struct Input {

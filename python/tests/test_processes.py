@@ -56,7 +56,7 @@ def test_other_python_threads_run_during_encode(model):
 def test_a_short_call_does_not_wait_for_the_end_of_a_long_one(long_call, tmp_path):
     model = encodle.SentenceTransformer(threads=1)
     ranker = encodle.CrossEncoder(GOLDEN / "heads/score", threads=1)
-    sixes = [" ".join(six) for six in itertools.product("abcde", repeat=6)]
+    letters = [" ".join(word) for word in itertools.product("abcde", repeat=6)]
     texts = tmp_path / "texts.txt"
     texts.write_text("".join(f"{i} and so on, word by word\n" for i in range(1000)))
 
@@ -64,7 +64,7 @@ def test_a_short_call_does_not_wait_for_the_end_of_a_long_one(long_call, tmp_pat
         if long_call == "encode":
             model.encode([f"{i} {'and ' * 100}" for i in range(200)])
         elif long_call == "predict":
-            ranker.predict([(letters, letters) for letters in sixes])
+            ranker.predict([(text, text) for text in letters])
         else:
             encodle.embed_file(texts, tmp_path / "vectors.npy", model=model)
 

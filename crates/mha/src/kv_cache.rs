@@ -37,11 +37,15 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Selects sequences in a new order: sequence `i` of the result is sequence `batch[i]`.
+    /// Selects sequences in a new order: sequence `i` of the result is sequence `batch[i]`. If
+    /// `batch` names all sequences in their order, nothing is copied.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist.
     pub fn reorder(&self, batch: &[u32]) -> Result<Self> {
+        if self.has_order(batch) {
+            return Ok(self.clone());
+        }
         self.check(batch)?;
         let index = Tensor::new(batch, self.k.device())?;
         let reordered = |x: &Tensor| x.contiguous()?.index_select(&index, 0);
@@ -51,6 +55,11 @@ impl Memory {
     /// B, the number of sequences.
     pub fn sequences(&self) -> usize {
         self.k.dims()[0]
+    }
+
+    /// Whether `batch` names all sequences in their order.
+    fn has_order(&self, batch: &[u32]) -> bool {
+        batch.iter().copied().eq(0..self.sequences() as u32)
     }
 
     /// Checks that sequences exist.
@@ -86,7 +95,8 @@ impl Memory {
     }
 
     /// Copies the first `len` tokens: sequence `i` of `to` becomes sequence `batch[i]`. Returns
-    /// false, and leaves `to` unchanged, if [`ops::copy_sequences`] does not support the tensors.
+    /// false if [`ops::copy_sequences`] does not support the keys or the values; `to` may then have
+    /// new keys and old values.
     ///
     /// # Errors
     /// The errors of [`ops::copy_sequences`].
@@ -238,7 +248,7 @@ impl KvCache {
     }
 
     /// Reorders the sequences, as beam search does: sequence `i` continues the former sequence
-    /// `beams[i]`.
+    /// `beams[i]`. On a CPU, the cache keeps the former buffer as memory for the next call.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist, unless the cache is empty.
@@ -267,7 +277,7 @@ impl KvCache {
     /// ```
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
         let Some(buffer) = &self.buffer else { return Ok(()) };
-        if beams.iter().copied().eq(0..buffer.sequences() as u32) {
+        if buffer.has_order(beams) {
             return Ok(());
         }
         buffer.check(beams)?;

@@ -268,7 +268,7 @@ impl CpuMask {
         // One query after all other tokens, as in generation, sees every key.
         let hides_later_keys =
             |x: &Sequence| !x.queries.is_empty() && x.first_query.saturating_add(1) < x.keys.len();
-        let is_causal = parts.causal && sequences.iter().any(hides_later_keys);
+        let causal_mask_hides_keys = parts.causal && sequences.iter().any(hides_later_keys);
         let distance_bias = parts.distance_bias.as_ref();
         let distance_bias = distance_bias.map(|x| x.flatten_all()?.to_vec1::<f32>()).transpose()?;
         let hides_no_distance =
@@ -283,7 +283,7 @@ impl CpuMask {
             bias: parts.bias.as_ref().map(BroadcastTensor::new).transpose()?,
             distance_bias,
             hides_same_keys: hides_no_distance
-                && !is_causal
+                && !causal_mask_hides_keys
                 && parts.window.is_none()
                 && parts.keep.is_none()
                 && parts.bias.is_none(),

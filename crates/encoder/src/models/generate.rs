@@ -9,8 +9,7 @@ use rayon::prelude::*;
 
 use crate::{CausalLm, ConfigError, DecoderMemory, Error, InputError, Result};
 
-/// Maximum number of beams of a batch, unless a sequence has more. It bounds the memory of the cache;
-/// larger batches are not faster on a CPU.
+/// Maximum number of beams of a batch, unless a sequence has more. It bounds the memory of the cache.
 const MAX_BEAMS: usize = 256;
 
 /// Settings of text generation.

@@ -52,7 +52,8 @@ pub(crate) fn check_ids<'a>(
 
 /// [`check_ids`] of the vocabulary of a tokenizer, without its added tokens.
 pub(crate) fn check_ids_of(tokenizer: &Tokenizer) -> tokenizers::Result<()> {
-    // `n` tokens have distinct ids if each id below `n` has a token. A vocabulary is seldom copied.
+    // `n` tokens have distinct ids if each id below `n` has a token. Only ids with gaps need a copy of
+    // the vocabulary.
     let mut ids = 0..tokenizer.get_vocab_size(false) as u32;
     let model = tokenizer.get_model();
     let distinct = ids.all(|id| model.id_to_token(id).is_some());
