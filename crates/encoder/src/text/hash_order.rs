@@ -39,6 +39,13 @@ pub(crate) fn check_ids<'a>(
 ) -> tokenizers::Result<()> {
     let mut tokens: Vec<(u32, &str)> =
         vocab.into_iter().map(|(text, &id)| (id, &text[..])).collect();
+    // Most vocabularies of n tokens have the ids below n, which needs no sorting.
+    let mut found = vec![false; tokens.len()];
+    let mut is_new =
+        |id: u32| found.get_mut(id as usize).is_some_and(|found| !std::mem::replace(found, true));
+    if tokens.iter().all(|&(id, _)| is_new(id)) {
+        return Ok(());
+    }
     tokens.sort_unstable();
     match tokens.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         None => Ok(()),

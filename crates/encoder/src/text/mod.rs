@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 mod ascii_word_piece;
+mod bpe;
 mod byte_bpe;
 pub(crate) mod chat_template;
 mod chunks;

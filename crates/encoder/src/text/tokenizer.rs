@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tokenizers::{
     AddedToken, DecoderWrapper, Encoding, Model, ModelWrapper, PostProcessor, PostProcessorWrapper,
     PreTokenizerWrapper, Tokenizer, TokenizerImpl, TruncationDirection,
-    models::{bpe::BPE, unigram::Unigram},
+    models::unigram::Unigram,
     normalizers::{Lowercase, NormalizerWrapper, Sequence},
     pre_tokenizers::metaspace::Metaspace,
 };
@@ -30,7 +30,7 @@ use crate::{
     text::tokenizer_config::{self, TokenizerConfig},
     text::tokenizer_json::{self, model_type},
     text::windows::{TextWindows, Window, window_ranges},
-    text::{byte_bpe, chunks, hash_order, unigram, word_piece},
+    text::{bpe, byte_bpe, chunks, hash_order, unigram, word_piece},
 };
 
 /// The vocabulary and the rules of the `tokenizers` library.
@@ -1151,7 +1151,7 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
             _ => return wrong_model("WordPiece"),
         },
         Some(Algorithm::ByteBpe) => match model_type(json)?.as_str() {
-            "BPE" => return byte_bpe::from_json(serde_json::from_slice(json)?, settings),
+            "BPE" => return byte_bpe::from_json(std::str::from_utf8(json)?, settings),
             _ => return wrong_model("BPE"),
         },
         Some(Algorithm::Unigram(rules)) => match serde_json::from_slice(json) {
@@ -1187,9 +1187,11 @@ fn from_json(json: &[u8], settings: &TokenizerConfig) -> tokenizers::Result<Toke
 /// The tokenizer that a `tokenizer.json` describes.
 fn from_whole_json(json: &[u8]) -> tokenizers::Result<Tokenizer> {
     let text = std::str::from_utf8(json)?;
+    if let Some(tokenizer) = bpe::from_json(text)? {
+        return Ok(tokenizer);
+    }
     // `ModelWrapper` copies a vocabulary several times before it builds the model.
     let parsed = match model_type(json).as_deref() {
-        Ok("BPE") => with_model::<BPE>(text),
         Ok("Unigram") => with_model::<Unigram>(text),
         _ => with_model::<ModelWrapper>(text),
     };
