@@ -11,39 +11,75 @@ use crate::simd::Vector;
 #[inline(always)]
 pub(crate) unsafe fn polynomial<V: Vector, const D: usize>(x: V, coefficients: [f32; D]) -> V {
     // SAFETY: upheld by the caller.
+    unsafe { polynomials([x], coefficients)[0] }
+}
+
+/// [`polynomial`] of each vector. Each step is computed for all vectors before the next, because a
+/// step has to wait for the one before it.
+///
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+unsafe fn polynomials<V: Vector, const N: usize, const D: usize>(
+    x: [V; N],
+    coefficients: [f32; D],
+) -> [V; N] {
+    // SAFETY: upheld by the caller.
     unsafe {
-        let mut y = V::splat(coefficients[D - 1]);
+        let mut y = [V::splat(coefficients[D - 1]); N];
         for &c in coefficients[..D - 1].iter().rev() {
-            y = y.fma(x, V::splat(c));
+            for i in 0..N {
+                y[i] = y[i].fma(x[i], V::splat(c));
+            }
         }
         y
     }
 }
 
-/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`, by a polynomial in r. Without the rounding errors of
-/// its evaluation, the polynomial has a maximum relative error of 1.6e-8.
+/// The polynomial in r of `2ʳ` for `|r| ≤ 1/2`. Without the rounding errors of its evaluation, it
+/// has a maximum relative error of 1.6e-8.
+const EXP2: [f32; 7] =
+    [1.0, LN_2, 0.240_226_48, 0.055_503_324, 0.009_618_437, 0.001_339_887_4, 0.000_153_533_62];
+
+/// `2ⁿ⁺ʳ` for an integer n and `|r| ≤ 1/2`.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
 unsafe fn exp2_of_parts<V: Vector>(n: V, r: V) -> V {
-    const P: [f32; 7] =
-        [1.0, LN_2, 0.240_226_48, 0.055_503_324, 0.009_618_437, 0.001_339_887_4, 0.000_153_533_62];
     // SAFETY: upheld by the caller.
-    unsafe { polynomial(r, P).mul_exp2(n) }
+    unsafe { polynomial(r, EXP2).mul_exp2(n) }
 }
 
-/// `2ˣ` for x < 128. −∞ gives 0, NaN gives NaN. Error: 1 ulp.
+/// `2ˣ` for x < 127.5; 0 for x < −126.5. NaN gives NaN. Error: 1 ulp.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn exp2<V: Vector>(x: V) -> V {
     // SAFETY: upheld by the caller.
+    unsafe { exp2_each([x])[0] }
+}
+
+/// [`exp2`] of each vector, as for [`polynomials`].
+///
+/// # Safety
+/// The CPU supports the instructions of `V`.
+#[inline(always)]
+pub(crate) unsafe fn exp2_each<V: Vector, const N: usize>(mut x: [V; N]) -> [V; N] {
+    let mut n = x;
+    // SAFETY: upheld by the caller.
     unsafe {
-        let x = V::splat(-200.0).max(x); // `max` returns its argument if that is NaN
-        let n = x.round();
-        exp2_of_parts(n, x.sub(n))
+        for i in 0..N {
+            x[i] = V::splat(-127.0).max(x[i]); // `max` returns its argument if that is NaN
+            n[i] = x[i].round();
+            x[i] = x[i].sub(n[i]);
+        }
+        let mut y = polynomials(x, EXP2);
+        for i in 0..N {
+            y[i] = y[i].mul(n[i].exp2_int());
+        }
+        y
     }
 }
 

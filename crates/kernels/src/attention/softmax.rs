@@ -6,9 +6,12 @@ use super::args::{Attention, Sequence};
 use crate::{
     compute_type::ComputeType,
     gemm::{Dot, Element, Store, WidenedBf16},
-    math::exp2,
+    math::{exp2, exp2_each},
     simd::Vector,
 };
+
+/// Vectors of weights that are computed together.
+const GROUP: usize = 4;
 
 /// The softmax of a query over the keys so far.
 #[derive(Clone, Copy)]
@@ -134,33 +137,65 @@ pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
         let whole = n - n % V::LANES;
         let mut max = V::splat(f32::NEG_INFINITY);
         for i in (0..whole).step_by(V::LANES) {
-            max = max.max(V::load(scores.add(i)).mul(scale_vector));
+            max = max.max(V::load(scores.add(i)));
         }
-        let mut max = (whole..n).fold(max.reduce_max(), |max, i| max.max(*scores.add(i) * scale));
+        // The scale is positive, so that the maximum of the products is the product of the maximum.
+        let mut max = (whole..n).fold(max.reduce_max(), |max, i| max.max(*scores.add(i))) * scale;
         if max.is_infinite() {
             max = scale_and_clamp(std::slice::from_raw_parts_mut(scores, n), scale);
             scale_vector = V::splat(1.0);
         }
         let (old_max, max) = (state.max, max.max(state.max));
         let mut sum = V::splat(0.0);
-        for i in (0..n.next_multiple_of(2)).step_by(V::LANES) {
-            let (place, len) = (scores.add(i), V::LANES.min(n.saturating_sub(i)));
-            let e = exp2(V::load_partial(place, len).mul(scale_vector).sub(V::splat(max)));
-            e.store_partial(place, len);
-            let e = V::load_partial(place, len); // the lanes beyond n are 0
-            sum = sum.add(e);
-            match compute_type {
-                ComputeType::Bf16 if D::INPUT_LANES == 2 => {
-                    WidenedBf16::store::<V, D>(e, place.cast(), V::LANES);
-                }
-                // In place: a bf16 row takes half the memory, so no unread score is overwritten.
-                ComputeType::Bf16 => D::store_bf16(e, scores.cast::<u16>().add(i)),
-                _ => {}
+        let grouped = n - n % (GROUP * V::LANES);
+        for first in (0..grouped).step_by(GROUP * V::LANES) {
+            let mut e = [V::splat(0.0); GROUP];
+            for (v, e) in e.iter_mut().enumerate() {
+                let score = V::load(scores.add(first + v * V::LANES));
+                *e = score.mul(scale_vector).sub(V::splat(max));
             }
+            for (v, e) in exp2_each(e).into_iter().enumerate() {
+                sum = sum.add(e);
+                store_weights::<V, D>(compute_type, e, scores, first + v * V::LANES);
+            }
+        }
+        for i in (grouped..n.next_multiple_of(2)).step_by(V::LANES) {
+            let (place, len) = (scores.add(i), V::LANES.min(n.saturating_sub(i)));
+            let mut e = exp2(V::load_partial(place, len).mul(scale_vector).sub(V::splat(max)));
+            if len < V::LANES {
+                e.store_partial(place, len);
+                e = V::load_partial(place, len); // the lanes beyond n are 0
+            }
+            sum = sum.add(e);
+            store_weights::<V, D>(compute_type, e, scores, i);
         }
         let rescale = if old_max == max { 1.0 } else { exp2::<f32>(old_max - max) };
         state.max = max;
         state.sum = state.sum * rescale + sum.reduce_add();
         rescale
+    }
+}
+
+/// Writes the weights of the keys from `i` on over the scores: f32 or widened bf16 in their places,
+/// packed bf16 to the first half of the row, of which no score is left to be read.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`; the row has room for the vector.
+#[inline(always)]
+unsafe fn store_weights<V: Vector, D: Dot<V>>(
+    compute_type: ComputeType,
+    weights: V,
+    scores: *mut f32,
+    i: usize,
+) {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        match compute_type {
+            ComputeType::Bf16 if D::INPUT_LANES == 2 => {
+                WidenedBf16::store::<V, D>(weights, scores.add(i).cast(), V::LANES);
+            }
+            ComputeType::Bf16 => D::store_bf16(weights, scores.cast::<u16>().add(i)),
+            _ => weights.store(scores.add(i)),
+        }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) trait Vector: Copy + Send + Sync {
     unsafe fn min(self, y: Self) -> Self;
     /// The nearest integer, ties to even.
     unsafe fn round(self) -> Self;
-    /// `2ⁿ` for n = `self`, an integer in −126..=127.
+    /// `2ⁿ` for n = `self`, an integer in −126..=127; 0 for −127.
     unsafe fn exp2_int(self) -> Self;
     /// `self · 2ⁿ`, where the lanes of n are integers and those of `self` are near 1. A subnormal
     /// result is rounded once.
