@@ -16,7 +16,7 @@ use super::{
     cpu::{self, Element},
     linear::attention_dtype,
 };
-use crate::{ComputeType, Result};
+use crate::{ComputeType, Result, widen};
 
 /// How the scores of queries and keys are computed.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,8 @@ pub fn attention(
     context.map(|context| mask.parts().scale_heads(&context)).transpose()
 }
 
-/// Attention by the CPU kernel, without the head mask.
+/// Attention by the CPU kernel, without the head mask. f16 and bf16 inputs are converted to f32 and
+/// the output is rounded, unless all inputs are bf16 and `compute_type` is bf16 for this CPU.
 fn on_cpu(
     qkv: [&Tensor; 3],
     mask: &KernelMask,
@@ -118,8 +119,17 @@ fn on_cpu(
     let is_bf16 = attention_dtype(compute_type)? == DType::BF16
         && qkv.iter().all(|x| cpu::is_untracked(DType::BF16, x));
     let is_tracked = mask.parts().is_tracked() || scoring.relative.is_some_and(|r| r.is_tracked());
-    if !(is_bf16 || cpu::prefers_kernel(&qkv)) || is_tracked {
+    if is_tracked || !qkv.iter().all(|x| x.device().is_cpu() && !x.track_op()) {
         return Ok(None);
+    }
+    if !is_bf16 && !cpu::prefers_kernel(&qkv) {
+        let [q, k, v] = qkv.map(widen);
+        let widened = [&q?, &k?, &v?];
+        if !cpu::prefers_kernel(&widened) {
+            return Ok(None);
+        }
+        let context = on_cpu(widened, mask, scoring, ComputeType::F32)?;
+        return Ok(context.map(|context| context.to_dtype(qkv[0].dtype())).transpose()?);
     }
     let with_dense_rows = |x: &Tensor| match x.stride()[3] {
         1 => Ok(x.clone()),
