@@ -7,6 +7,7 @@ of one attention, H the number of heads, D the head size.
 
 import ast
 import hashlib
+import json
 import re
 import sysconfig
 from pathlib import Path
@@ -100,6 +101,23 @@ def attention(s: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([SEED, s])
     shape = (1, HEADS, s, HEAD_DIM)
     return {name: rng.standard_normal(shape, np.float32) for name in "qkv"}
+
+
+def operations(model: str, folder: Path) -> dict[str, int]:
+    """The operations of the matrix products of each case, without padding: a multiply-add is two.
+    Empty for models other than `bert-base` and `attention`."""
+    if model == "attention":
+        return {str(s): 4 * s * s * HEADS * HEAD_DIM for s in ATTENTION_LENGTHS}
+    if model != "bert-base":
+        return {}
+    config = json.loads((folder / "hf/config.json").read_text())
+    width, layers = config["hidden_size"], config["num_hidden_layers"]
+    weights = width * (4 * width + 2 * config["intermediate_size"])
+
+    def of(sequences: list[list[int]]) -> int:
+        return sum(layers * (2 * weights * t + 4 * t * t * width) for t in map(len, sequences))
+
+    return {name: of(sequences) for name, sequences in hidden_states().items()}
 
 
 def padded(sequences: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

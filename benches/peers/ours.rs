@@ -23,6 +23,7 @@ use encoder::{
 };
 use half::f16;
 use mha::{AttentionMask, scaled_dot_product_attention};
+use mha_kernels::{ComputeType, Isa, peak};
 use ops::{MaxSim, VectorSlice};
 use rayon::prelude::*;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -36,8 +37,8 @@ const PEER_BATCH: usize = 32;
 enum Request {
     /// Loads a model and prepares cases.
     Load { model: String, folder: PathBuf, cases: Vec<String> },
-    /// Calls the case `warm_ups` times, then times calls until they have taken `seconds` in total,
-    /// but at least one call.
+    /// Measures the peak rate of the CPU and calls the case `warm_ups` times, then times calls until
+    /// they have taken `seconds` in total, but at least one call.
     Run { case: String, warm_ups: usize, seconds: f64 },
     /// Writes the output of a case to a .npy file.
     Output { case: String, path: PathBuf },
@@ -94,8 +95,8 @@ fn serve(
     match serde_json::from_str(line)? {
         Request::Load { model, folder, cases: names } => {
             let (hf, precision) = (folder.join("hf"), precision(dtype)?);
-            let computes_in_f32 = system == "candle"
-                || ["attention", "search", "sparse-search", "max-sim"].contains(&&model[..]);
+            let computes_in_f32 =
+                system == "candle" || ["search", "sparse-search", "max-sim"].contains(&&model[..]);
             ensure!(
                 precision == Precision::F32 || !computes_in_f32,
                 "{system} computes {model} in f32 only: got {dtype}"
@@ -109,7 +110,7 @@ fn serve(
                 ("ours", "minilm" | "static") => embeddings(&hf, &names, &options)?,
                 ("ours" | "ours-packed", "qwen3-0.6b") => embeddings(&hf, &names, &options)?,
                 ("ours", "rerank") => rerank(&folder.join("reranker"), &names, &options)?,
-                ("ours", "attention") => attention(&hf, &names)?,
+                ("ours", "attention") => attention(&hf, &names, precision)?,
                 ("ours", "search") => search(&folder, &names)?,
                 ("ours", "sparse-search") => sparse_search(&folder, &names)?,
                 ("ours", "splade") => splade(&hf, &names, precision)?,
@@ -124,6 +125,12 @@ fn serve(
         }
         Request::Run { case, warm_ups, seconds } => {
             let call = &cases.get(&case).context("no such case")?.call;
+            let compute_type = match precision(dtype)? {
+                Precision::Bf16 => ComputeType::Bf16,
+                Precision::Int8 => ComputeType::Int8,
+                _ => ComputeType::F32,
+            };
+            let peak = peak(Isa::get()?, compute_type);
             for _ in 0..warm_ups {
                 call()?;
             }
@@ -133,7 +140,7 @@ fn serve(
                 call()?;
                 ms.push(start.elapsed().as_secs_f64() * 1e3);
             }
-            Ok(json!({ "ms": ms }))
+            Ok(json!({ "ms": ms, "peak": peak }))
         }
         Request::Output { case, path } => {
             let case = cases.get(&case).context("no such case")?;
@@ -245,9 +252,17 @@ fn generate(hf: &Path, names: &[String], options: &LoadOptions) -> Result<HashMa
     names.iter().map(case).collect()
 }
 
-fn attention(hf: &Path, names: &[String]) -> Result<HashMap<String, Case>> {
+fn attention(hf: &Path, names: &[String], precision: Precision) -> Result<HashMap<String, Case>> {
+    let dtype = match precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+        _ => bail!("attention is computed in f32 or bf16: got {precision:?}"),
+    };
     let case = |name: &String| {
-        let tensors = safetensors::load(hf.join(format!("{name}.safetensors")), &Cpu)?;
+        let mut tensors = safetensors::load(hf.join(format!("{name}.safetensors")), &Cpu)?;
+        for tensor in tensors.values_mut() {
+            *tensor = tensor.to_dtype(dtype)?;
+        }
         let mask = AttentionMask::none();
         let case = Case::single(move || {
             let [q, k, v] = ["q", "k", "v"].map(|name| &tensors[name]);

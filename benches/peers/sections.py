@@ -66,10 +66,10 @@ SECTIONS = {
         "BERT-base, f32", "bert-base", ("1×128", "8×128", "1×512"), F32, "torch-f32", 1e-4
     ),
     "mixed": Section(
-        "BERT-base, f32: 64 sequences of 7 to 84 tokens",
+        "BERT-base: 64 sequences of 7 to 84 tokens",
         "bert-base",
         ("mixed",),
-        F32,
+        (*F32, *REDUCED),
         "torch-f32",
         1e-4,
     ),
@@ -84,7 +84,7 @@ SECTIONS = {
     "reduced": Section(
         "BERT-base, bf16 and int8",
         "bert-base",
-        ("1×128", "8×128"),
+        ("1×128", "8×128", "1×512"),
         ("ours-f32", *REDUCED),
         "torch-f32",
         1e-4,
@@ -125,10 +125,10 @@ SECTIONS = {
         1e-4,
     ),
     "attention": Section(
-        f"Attention alone, f32: B = 1, H = {cases.HEADS}, D = {cases.HEAD_DIM}",
+        f"Attention alone, f32 and bf16: B = 1, H = {cases.HEADS}, D = {cases.HEAD_DIM}",
         "attention",
         tuple(map(str, cases.ATTENTION_LENGTHS)),
-        ("ours-f32", "torch-attention-f32"),
+        ("ours-f32", "torch-attention-f32", "ours-bf16", "torch-attention-bf16"),
         "torch-attention-f32",
         1e-5,
     ),

@@ -154,21 +154,21 @@ class LlamaCpp:
 class TorchAttention:
     """`torch.nn.functional.scaled_dot_product_attention` alone."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, dtype: str = "float32") -> None:
         import torch
 
         torch.set_num_threads(threads)
-        self.torch = torch
+        self.torch, self.dtype = torch, getattr(torch, dtype)
 
     def prepare(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[Any]:
-        return [self.torch.from_numpy(x) for x in (q, k, v)]
+        return [self.torch.from_numpy(x).to(self.dtype) for x in (q, k, v)]
 
     def forward(self, qkv: list[Any]) -> Any:
         with self.torch.inference_mode():
             return self.torch.nn.functional.scaled_dot_product_attention(*qkv)
 
     def numpy(self, output: Any) -> np.ndarray:
-        return output.numpy()
+        return output.float().numpy()
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,7 @@ SYSTEMS = {
     "torch-bf16": System("PyTorch", "bf16", (), None, Torch, ("bf16",)),
     "torch-int8": System("PyTorch, dynamic", "int8", (), None, Torch, ("int8",)),
     "torch-attention-f32": System("PyTorch", "f32", (), None, TorchAttention),
+    "torch-attention-bf16": System("PyTorch", "bf16", (), None, TorchAttention, ("bfloat16",)),
     "sentence-transformers-f32": System(
         "sentence-transformers", "f32", (), None, SentenceTransformers
     ),

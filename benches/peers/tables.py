@@ -37,6 +37,19 @@ def time(system: str, case: str, measured: Found) -> str:
     return f"{np.median(measured[system][case]):.1f} ms{ratio(system, case, measured)}"
 
 
+def share(system: str, case: str, found: Found) -> str:
+    """The share of the peak rate that the matrix products have over the whole time, if they are
+    counted and the peak rate of the precision was measured."""
+    operations = found.get("operations", {}).get(case)
+    rates = found.get("rates", {}).get(baseline(system, found["ms"]), {}).get(case)
+    if not operations or not rates or case not in found["ms"][system]:
+        return ""
+    if SYSTEMS[system].dtype != SYSTEMS[baseline(system, found["ms"])].dtype:
+        return ""
+    seconds = np.array(found["ms"][system][case]) / 1e3
+    return f", {np.median(operations / seconds / np.array(rates)):.0%}"
+
+
 def error(system: str, agreement: Found) -> str:
     """The difference from the reference, the worst of all cases."""
     cases = agreement[system].values()
@@ -50,7 +63,9 @@ def compared(section: Section, found: Found, peaks: bool = False) -> str:
     """Times and differences, and with `peaks` the peak memory of each process."""
     measured = found["ms"]
     rows = [
-        [label(s), *(time(s, c, measured) for c in section.cases), error(s, found["agreement"])]
+        [label(s)]
+        + [time(s, c, measured) + share(s, c, found) for c in section.cases]
+        + [error(s, found["agreement"])]
         + [f"{found['peak_rss'][s]:,.0f} MB"] * peaks
         for s in measured
     ]
@@ -84,9 +99,10 @@ def with_peaks(name: str, found: Found) -> str:
 
     def cell(system: str, case: str) -> str:
         peak = found["peak"][system].get(case)
+        text = time(system, case, measured) + share(system, case, found)
         if peak is None:
-            return time(system, case, measured)
-        return f"{time(system, case, measured)}, {peak['most_mb'] - peak['before_mb']:.0f} MB"
+            return text
+        return f"{text}, {peak['most_mb'] - peak['before_mb']:.0f} MB"
 
     rows = [
         [label(s), *(cell(s, c) for c in section.cases), error(s, found["agreement"])]
@@ -150,7 +166,9 @@ def about(results: Found) -> str:
         "for f32, the maximum difference of an element; for bf16 and int8, the mean and the lowest "
         "cosine. MB beside a time: the peak memory during a call of the case minus the memory "
         "before that call, in a new process that has made one call of a short case. Peak RSS: the "
-        "peak memory of the whole process. "
+        "peak memory of the whole process. A percentage: the operations of the matrix products, "
+        "without padding, per second of the whole time, divided by the peak rate of the processor in "
+        "that precision, measured by this project before each of its calls. "
         "The cold start has no warm-up call."
     )
     count = results["layers"]
