@@ -40,11 +40,11 @@ def time(system: str, case: str, measured: Found) -> str:
 def share(system: str, case: str, found: Found) -> str:
     """The share of the peak rate that the matrix products have over the whole time, if they are
     counted and the peak rate of the precision was measured."""
+    ours = baseline(system, found["ms"])
     operations = found.get("operations", {}).get(case)
-    rates = found.get("rates", {}).get(baseline(system, found["ms"]), {}).get(case)
-    if not operations or not rates or case not in found["ms"][system]:
-        return ""
-    if SYSTEMS[system].dtype != SYSTEMS[baseline(system, found["ms"])].dtype:
+    rates = found.get("rates", {}).get(ours, {}).get(case)
+    is_timed = case in found["ms"][system]
+    if not (operations and rates and is_timed and SYSTEMS[system].dtype == SYSTEMS[ours].dtype):
         return ""
     seconds = np.array(found["ms"][system][case]) / 1e3
     return f", {np.median(operations / seconds / np.array(rates)):.0%}"
@@ -168,7 +168,7 @@ def about(results: Found) -> str:
         "before that call, in a new process that has made one call of a short case. Peak RSS: the "
         "peak memory of the whole process. A percentage: the operations of the matrix products, "
         "without padding, per second of the whole time, divided by the peak rate of the processor in "
-        "that precision, measured by this project before each of its calls. "
+        "that precision, measured by this project before its timed calls. "
         "The cold start has no warm-up call."
     )
     count = results["layers"]

@@ -46,6 +46,21 @@ def test_runs_of_a_month_are_appended_to_one_file(tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().out == "".join(f"{part}\n\n" for part in [table, "after the table", "of another run"])
 
 
+def test_the_share_of_the_peak_rate_is_that_of_the_same_precision():
+    found = {
+        "ms": {
+            "ours-f32": {"8×128": [1000.0, 500.0, 2000.0]},
+            "torch-f32": {"8×128": [2000.0, 1000.0, 4000.0]},
+            "torch-int8": {"8×128": [250.0, 250.0, 250.0]},
+        },
+        "operations": {"8×128": 80_000_000},
+        "rates": {"ours-f32": {"8×128": [1e8, 2e8, 1e8]}},
+    }
+    share = {system: tables.share(system, "8×128", found) for system in found["ms"]}
+    assert share == {"ours-f32": ", 80%", "torch-f32": ", 40%", "torch-int8": ""}
+    assert tables.share("ours-f32", "8×128", found | {"operations": {}}) == ""
+
+
 def test_a_time_in_f16_is_compared_with_ours_in_bf16():
     same = {"1×512": {"difference": 1e-6, "cosine": 1.0, "lowest_cosine": 0.999}}
     ms = {"ours-f32": [40.0, 42.0], "ours-bf16": [10.0, 20.0], "llama-f16": [30.0, 30.0]}
