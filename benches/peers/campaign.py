@@ -140,7 +140,7 @@ class Campaign:
             turns = {(s, c): (workers[s], c) for c in section.cases for s in workers}
             ms, idle, failed = in_turn(turns, self.rounds, warm_ups) if turns else ({}, 0.0, {})
             found["idle"] = idle
-            found["rates"] = {s: worker.peaks for s, worker in workers.items() if worker.peaks}
+            found["peak_rates"] = {s: worker.peak_rates for s, worker in workers.items()}
             found["operations"] = cases.operations(section.model, self.folder(section.model))
             found["peak_rss"] = {s: worker.peak_rss_mb() for s, worker in workers.items()}
         for (system, case), why in failed.items():

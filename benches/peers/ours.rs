@@ -23,7 +23,7 @@ use encoder::{
 };
 use half::f16;
 use mha::{AttentionMask, scaled_dot_product_attention};
-use mha_kernels::{ComputeType, Isa, peak};
+use mha_kernels::{Isa, peak};
 use ops::{MaxSim, VectorSlice};
 use rayon::prelude::*;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -125,23 +125,19 @@ fn serve(
         }
         Request::Run { case, warm_ups, seconds } => {
             let call = &cases.get(&case).context("no such case")?.call;
-            let compute_type = match precision(dtype)? {
-                Precision::Bf16 => ComputeType::Bf16,
-                Precision::Int8 => ComputeType::Int8,
-                _ => ComputeType::F32,
-            };
+            let (_, compute_type) = precision(dtype)?.on(&Cpu)?;
             for _ in 0..warm_ups {
                 call()?;
             }
             let isa = Isa::get()?;
-            let peak = (0..3).map(|_| peak(isa, compute_type)).fold(0.0, f64::max);
+            let peak_rate = (0..3).map(|_| peak(isa, compute_type)).fold(0.0, f64::max);
             let mut ms: Vec<f64> = vec![];
             while ms.is_empty() || ms.iter().sum::<f64>() < seconds * 1e3 {
                 let start = Instant::now();
                 call()?;
                 ms.push(start.elapsed().as_secs_f64() * 1e3);
             }
-            Ok(json!({ "ms": ms, "peak": peak }))
+            Ok(json!({ "ms": ms, "peak_rate": peak_rate }))
         }
         Request::Output { case, path } => {
             let case = cases.get(&case).context("no such case")?;

@@ -42,7 +42,7 @@ class Worker:
         self, system: str, threads: int, rust: Path, logs: Path, command: list[str] | None = None
     ) -> None:
         self.system = system
-        self.peaks: dict[str, list[float]] = {}
+        self.peak_rates: dict[str, list[float]] = {}
         if command is None:
             command = [sys.executable, str(HERE / "worker.py"), system, str(threads)]
             if SYSTEMS[system].load is None:
@@ -74,10 +74,10 @@ class Worker:
 
     def run(self, case: str, warm_ups: int = 1, seconds: float = 0.3) -> list[float]:
         """Milliseconds of each call. Adds the peak rate that ours.rs measured before the calls, in
-        operations per second, to `peaks`."""
+        operations per second, to `peak_rates`."""
         answer = self.ask("run", case=case, warm_ups=warm_ups, seconds=seconds)
-        if "peak" in answer:
-            self.peaks.setdefault(case, []).append(answer["peak"])
+        if "peak_rate" in answer:
+            self.peak_rates.setdefault(case, []).append(answer["peak_rate"])
         return answer["ms"]
 
     def output(self, case: str) -> np.ndarray:

@@ -42,7 +42,7 @@ def share(system: str, case: str, found: Found) -> str:
     counted and the peak rate of the precision was measured."""
     ours = baseline(system, found["ms"])
     operations = found.get("operations", {}).get(case)
-    rates = found.get("rates", {}).get(ours, {}).get(case)
+    rates = found.get("peak_rates", {}).get(ours, {}).get(case)
     is_timed = case in found["ms"][system]
     if not (operations and rates and is_timed and SYSTEMS[system].dtype == SYSTEMS[ours].dtype):
         return ""

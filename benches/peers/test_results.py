@@ -54,7 +54,7 @@ def test_the_share_of_the_peak_rate_is_that_of_the_same_precision():
             "torch-int8": {"8×128": [250.0, 250.0, 250.0]},
         },
         "operations": {"8×128": 80_000_000},
-        "rates": {"ours-f32": {"8×128": [1e8, 2e8, 1e8]}},
+        "peak_rates": {"ours-f32": {"8×128": [1e8, 2e8, 1e8]}},
     }
     share = {system: tables.share(system, "8×128", found) for system in found["ms"]}
     assert share == {"ours-f32": ", 80%", "torch-f32": ", 40%", "torch-int8": ""}
