@@ -78,8 +78,8 @@ impl<'a> Scoring<'a> {
 /// `scale` multiplies raw scores; `None` means `1/√D`.
 /// # Numerics
 /// f16 and bf16 inputs are converted to f32; only the output is rounded. The CUDA kernel, and for
-/// bf16 inputs a CPU with instructions for bf16, also round the softmax weights. Maximum absolute difference from PyTorch 2.15
-/// in f32 over the shapes of the golden tests: 3.6e-7.
+/// bf16 inputs a CPU with instructions for bf16, also round the softmax weights. Maximum absolute
+/// difference from PyTorch 2.15 in f32 over the shapes of the golden tests: 3.6e-7.
 /// # Errors
 /// [`crate::Error::Shape`], naming the argument, if the shapes do not match;
 /// [`crate::Error::Zero`] if D is 0; [`crate::Error::DType`] for integers, and if some tensors are

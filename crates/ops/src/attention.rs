@@ -119,7 +119,7 @@ fn on_cpu(
     let is_bf16 = attention_dtype(compute_type)? == DType::BF16
         && qkv.iter().all(|x| cpu::is_untracked(DType::BF16, x));
     let is_tracked = mask.parts().is_tracked() || scoring.relative.is_some_and(|r| r.is_tracked());
-    if is_tracked || !qkv.iter().all(|x| x.device().is_cpu() && !x.track_op()) {
+    if is_tracked || !qkv.iter().all(|x| cpu::is_untracked(x.dtype(), x)) {
         return Ok(None);
     }
     if !is_bf16 && !cpu::prefers_kernel(&qkv) {

@@ -8,7 +8,7 @@
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
-//! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, bf16; all masks | f32, f16, bf16; V = D, a multiple of 8 up to 128; ragged sequences, causal, window, bias by distance, relative positions |
+//! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, f16, bf16; all masks | f32, f16, bf16; V = D, a multiple of 8 up to 128; ragged sequences, causal, window, bias by distance, relative positions |
 //! | [`rotate_in_place`] | rotary position embedding, with or without [`RmsNorm`] of each head before it | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`normalise_heads_in_place`] | [`RmsNorm`] of each head | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |

@@ -21,7 +21,7 @@ use crate::text::{hash_order, tokenizer_json::model_type};
 /// An error for a damaged file, with the line and the column; an error for a dropout outside 0 to
 /// 1; the errors of [`build`].
 pub(crate) fn from_json(json: &str) -> tokenizers::Result<Option<Tokenizer>> {
-    // To find the type first would be one more pass over the file.
+    // The type is read with the rest: finding it first would take one more pass over the file.
     let (rules, merges) = match with_merges::<Rules>(json) {
         Ok((rules, _)) if rules.model.r#type.as_ref().is_some_and(|name| name != "BPE") => {
             return Ok(None);
@@ -195,8 +195,7 @@ mod tests {
 
     const VOCABULARY: &str = r#"{"<unk>": 0, "a": 1, "b": 2, "ab": 3, "abb": 4}"#;
 
-    /// The crate's reading of the whole file is the reference: the rules are equal, and so are the
-    /// errors but for their wording.
+    /// The reference is the crate's reading of the whole file.
     #[test]
     fn a_file_is_read_as_the_crate_reads_it() -> tokenizers::Result<()> {
         let options = r#""dropout": 0.25, "unk_token": "<unk>", "end_of_word_suffix": "x",

@@ -39,7 +39,7 @@ pub(crate) fn check_ids<'a>(
 ) -> tokenizers::Result<()> {
     let mut tokens: Vec<(u32, &str)> =
         vocab.into_iter().map(|(text, &id)| (id, &text[..])).collect();
-    // Most vocabularies of n tokens have the ids below n, which needs no sorting.
+    // The ids of most vocabularies of n tokens are those below n. Only other ids are sorted.
     let mut found = vec![false; tokens.len()];
     let mut is_new =
         |id: u32| found.get_mut(id as usize).is_some_and(|found| !std::mem::replace(found, true));
@@ -59,8 +59,8 @@ pub(crate) fn check_ids<'a>(
 
 /// [`check_ids`] of the vocabulary of a tokenizer, without its added tokens.
 pub(crate) fn check_ids_of(tokenizer: &Tokenizer) -> tokenizers::Result<()> {
-    // `n` tokens have distinct ids if each id below `n` has a token. Only ids with gaps need a copy of
-    // the vocabulary.
+    // `n` tokens have distinct ids if each id below `n` has a token. Only ids with gaps need a copy
+    // of the vocabulary.
     let mut ids = 0..tokenizer.get_vocab_size(false) as u32;
     let model = tokenizer.get_model();
     let distinct = ids.all(|id| model.id_to_token(id).is_some());

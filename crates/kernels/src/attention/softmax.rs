@@ -117,7 +117,7 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
 /// Replaces `n` scores by the weights `2^(score · scale · log₂ e − m)` in the compute type, where m
 /// is the maximum of the exponents over this block and all earlier ones, and adds the weights to
 /// the sum in `state`. Returns the factor `2^(old m − m)`, which is applied to the sum here and
-/// must be applied to the context by the caller.
+/// must be applied to the context by the caller. `scale` is positive.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; `scores` has room for `n` values, rounded up
@@ -176,8 +176,8 @@ pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
     }
 }
 
-/// Writes the weights of the keys from `i` on over the scores: f32 or widened bf16 in their places,
-/// packed bf16 to the first half of the row, of which no score is left to be read.
+/// Overwrites scores by the weights of the keys from `i` on. f32 and widened bf16 take the places of
+/// their scores. Packed bf16 takes half the memory, so it overwrites only scores that have been read.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V` and `D`; the row has room for the vector.
