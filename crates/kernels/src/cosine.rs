@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use crate::{
     isa::Isa,
-    simd::{Vector, dispatch_simd},
+    simd::{LANES, Vector, dispatch_simd},
 };
 
 /// The cosine similarity `x·q / (‖x‖·‖q‖)` of each row x and each query q. Runs on the calling
@@ -62,9 +62,12 @@ unsafe fn similarities<V: Vector>(args: Args) {
         // Row by row: with one query, memory bandwidth is the limit.
         // SAFETY: upheld by the caller.
         unsafe { tiled::<V, 1, 1>(rows, queries, width, out) }
-    } else {
+    } else if V::REGISTERS == 1 {
         // SAFETY: upheld by the caller.
         unsafe { tiled::<V, 4, 4>(rows, queries, width, out) }
+    } else {
+        // SAFETY: upheld by the caller.
+        unsafe { tiled::<V, 3, 2>(rows, queries, width, out) }
     }
 }
 
@@ -150,8 +153,8 @@ unsafe fn dots<V: Vector, const R: usize, const Q: usize>(
     // SAFETY: `i + n` is within each slice.
     unsafe {
         let mut sums = [[V::splat(0.0); Q]; R];
-        for i in (0..width).step_by(V::LANES) {
-            let n = V::LANES.min(width - i);
+        for i in (0..width).step_by(LANES) {
+            let n = LANES.min(width - i);
             let mut query_vectors = [V::splat(0.0); Q];
             for (vector, query) in query_vectors.iter_mut().zip(queries) {
                 *vector = V::load_partial(query.as_ptr().add(i), n);

@@ -6,7 +6,7 @@ use crate::{
     isa::Isa,
     norm::{ROWS_PER_CHUNK, normalise_row},
     parallel::parallel_chunks,
-    simd::{MAX_LANES, Vector, dispatch_simd},
+    simd::{LANES, Vector, dispatch_simd},
 };
 
 /// A table and the ids of its rows to look up.
@@ -43,9 +43,9 @@ impl EmbeddingTable<'_> {
     /// The CPU supports the instructions of `V`; the values are within the table.
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, start: usize, n: usize) -> V {
-        let mut padded = [0; MAX_LANES];
+        let mut padded = [0; LANES];
         let mut of_vector = |values: &[u16]| {
-            if n == V::LANES {
+            if n == LANES {
                 return values[start..].as_ptr();
             }
             padded[..n].copy_from_slice(&values[start..start + n]);
@@ -148,8 +148,8 @@ unsafe fn embed<V: Vector>(args: Args) {
         // SAFETY: the ids are within their tables, and `column + n` is within a row.
         unsafe {
             let row = out.as_mut_ptr().cast::<f32>().add(i * width);
-            for column in (0..width).step_by(V::LANES) {
-                let n = V::LANES.min(width - column);
+            for column in (0..width).step_by(LANES) {
+                let n = LANES.min(width - column);
                 let [a, b, c] =
                     [a, b, c].map(|t| t.table.load::<V>(t.ids[i] as usize * width + column, n));
                 a.add(b).add(c).store_partial(row.add(column), n);

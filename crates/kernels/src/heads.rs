@@ -10,6 +10,7 @@ use crate::{
     gemm::{Element, Kernel, Microkernel, RegisterTile, dispatch},
     norm::inverse_root,
     parallel::parallel_for,
+    simd::LANES,
 };
 
 /// Tokens per task.
@@ -180,8 +181,8 @@ unsafe fn root_scale<V: RegisterTile, T: Element>(x: *const T, d: usize, eps: f3
     // SAFETY: upheld by the caller.
     unsafe {
         let mut squares = V::splat(0.0);
-        for i in (0..d).step_by(V::LANES) {
-            let x = T::load::<V>(x.add(i), V::LANES.min(d - i));
+        for i in (0..d).step_by(LANES) {
+            let x = T::load::<V>(x.add(i), LANES.min(d - i));
             squares = x.fma(x, squares);
         }
         inverse_root(squares, d, eps)
@@ -219,8 +220,8 @@ unsafe fn scale_head<V: RegisterTile, M: Microkernel<V>, T: Element>(
     d: usize,
     norm: Option<Norm<V>>,
 ) {
-    for i in (0..d).step_by(V::LANES) {
-        let n = V::LANES.min(d - i);
+    for i in (0..d).step_by(LANES) {
+        let n = LANES.min(d - i);
         // SAFETY: upheld by the caller.
         unsafe { T::store::<V, M>(load::<V, T>(x, i, n, norm), x.add(i), n) }
     }
@@ -238,8 +239,8 @@ unsafe fn rotate_head<V: RegisterTile, M: Microkernel<V>, T: Element>(
     Rotation { cos, sin }: Rotation,
 ) {
     let half = cos.len();
-    for i in (0..half).step_by(V::LANES) {
-        let n = V::LANES.min(half - i);
+    for i in (0..half).step_by(LANES) {
+        let n = LANES.min(half - i);
         // SAFETY: upheld by the caller.
         unsafe {
             let a = load::<V, T>(x, i, n, norm);

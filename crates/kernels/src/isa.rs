@@ -47,12 +47,11 @@ pub struct IsaError {
 }
 
 impl Isa {
-    /// Plain Rust, one f32 at a time, on every machine: the reference for the other instruction
-    /// sets.
+    /// Plain Rust on every machine: the reference for the other instruction sets.
     pub const SCALAR: Self = Self(Level::Scalar);
-    /// x86-64 with AVX2, FMA and F16C: 8 f32 lanes.
+    /// x86-64 with AVX2, FMA and F16C.
     pub(crate) const AVX2_FMA: Self = Self(Level::Avx2Fma);
-    /// x86-64 with AVX-512 F and BW: 16 f32 lanes.
+    /// x86-64 with AVX-512 F and BW.
     pub(crate) const AVX512: Self = Self(Level::Avx512);
     /// `AVX512` plus VNNI: dot products of 8-bit integers.
     pub(crate) const AVX512_VNNI: Self = Self(Level::Avx512Vnni);

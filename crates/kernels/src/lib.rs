@@ -46,9 +46,9 @@
 //! | `buffer` | [`zeros`], [`SharedBytes`] | aligned, shared and reusable memory |
 //! | `compute_type`, `isa` | [`ComputeType`], [`Isa`] | number formats, detected instruction sets |
 //!
-//! Kernels are generic over the vector type in `simd`, and the scalar reference is the same source
-//! with one lane. The public functions that call kernels are not generic, so kernels are compiled
-//! in this crate only.
+//! Kernels are generic over the vector type in `simd`, which has 16 lanes on every instruction set, so
+//! that all instruction sets compute the same bits. The public functions that call kernels are not
+//! generic, so kernels are compiled in this crate only.
 
 mod activation;
 mod attention;

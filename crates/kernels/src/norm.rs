@@ -11,7 +11,7 @@ use crate::{
     buffer::SharedPtr,
     isa::Isa,
     parallel::{parallel_chunks, parallel_for},
-    simd::{Vector, dispatch_simd},
+    simd::{LANES, Vector, dispatch_simd},
 };
 
 /// Rows that a thread takes at a time.
@@ -188,8 +188,8 @@ unsafe fn normalise<V: Vector>(rows: Rows) {
                 }
                 RowNorm::Rms { weight, eps } => {
                     let scale = inverse_root::<V>(squares, width, eps);
-                    for column in (0..width).step_by(V::LANES) {
-                        let n = V::LANES.min(width - column);
+                    for column in (0..width).step_by(LANES) {
+                        let n = LANES.min(width - column);
                         let weight = V::load_partial(weight.as_ptr().add(column), n);
                         let z = V::load_partial(sum.add(column), n);
                         z.mul(scale).mul(weight).store_partial(out.add(column), n);
@@ -215,8 +215,8 @@ unsafe fn add_row<V: Vector>(
     // SAFETY: `column + n` is within the rows.
     unsafe {
         let mut squares = V::splat(0.0);
-        for column in (0..width).step_by(V::LANES) {
-            let n = V::LANES.min(width - column);
+        for column in (0..width).step_by(LANES) {
+            let n = LANES.min(width - column);
             let mut z = V::load_partial(x.add(column), n);
             if let Some(y) = y {
                 z = z.add(V::load_partial(y.add(column), n));
@@ -254,20 +254,20 @@ pub(crate) unsafe fn normalise_row<V: Vector>(
     // SAFETY: `column + n` is within the row, and so within every slice.
     unsafe {
         let mut sum = V::splat(0.0);
-        for column in (0..width).step_by(V::LANES) {
-            sum = sum.add(V::load_partial(from.add(column), V::LANES.min(width - column)));
+        for column in (0..width).step_by(LANES) {
+            sum = sum.add(V::load_partial(from.add(column), LANES.min(width - column)));
         }
         let mean = V::splat(sum.reduce_add() / width as f32);
         let mut squares = V::splat(0.0);
-        for column in (0..width).step_by(V::LANES) {
-            let (to, n) = (to.add(column), V::LANES.min(width - column));
+        for column in (0..width).step_by(LANES) {
+            let (to, n) = (to.add(column), LANES.min(width - column));
             V::load_partial(from.add(column), n).sub(mean).store_partial(to, n);
             let centred = V::load_partial(to, n); // the lanes beyond the row are 0
             squares = centred.fma(centred, squares);
         }
         let scale = inverse_root::<V>(squares, width, eps);
-        for column in (0..width).step_by(V::LANES) {
-            let (to, n) = (to.add(column), V::LANES.min(width - column));
+        for column in (0..width).step_by(LANES) {
+            let (to, n) = (to.add(column), LANES.min(width - column));
             let weight = V::load_partial(weight.as_ptr().add(column), n);
             let bias = V::load_partial(bias.as_ptr().add(column), n);
             V::load_partial(to, n).mul(scale).fma(weight, bias).store_partial(to, n);

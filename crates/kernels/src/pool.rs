@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use crate::{
     isa::Isa,
     parallel::parallel_chunks,
-    simd::{Vector, dispatch_simd},
+    simd::{LANES, Vector, dispatch_simd},
 };
 
 /// The mean over the rows of each sequence. Sequence `i` is the rows `offsets[i]..offsets[i + 1]`.
@@ -59,8 +59,8 @@ struct Args<'a> {
 unsafe fn mean<V: Vector>(args: Args) {
     let Args { x, out } = args;
     let (width, rows) = (out.len(), (x.len() / out.len()) as f32);
-    for column in (0..width).step_by(V::LANES) {
-        let n = V::LANES.min(width - column);
+    for column in (0..width).step_by(LANES) {
+        let n = LANES.min(width - column);
         // SAFETY: `column + n` is within a row.
         unsafe {
             let mut sum = V::splat(0.0);

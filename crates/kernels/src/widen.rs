@@ -2,7 +2,7 @@
 
 use crate::{
     isa::Isa,
-    simd::{MAX_LANES, Vector, dispatch_simd},
+    simd::{LANES, Vector, dispatch_simd},
 };
 
 /// Converts the bits of f16 values to f32. Runs on the calling thread.
@@ -35,12 +35,12 @@ struct Args<'a> {
 #[inline(always)]
 unsafe fn widen<V: Vector>(args: Args) {
     let Args { values, out } = args;
-    let whole = values.len() / V::LANES * V::LANES;
-    for i in (0..whole).step_by(V::LANES) {
+    let whole = values.len() / LANES * LANES;
+    for i in (0..whole).step_by(LANES) {
         // SAFETY: `i + LANES` is within both slices, which have the same length.
         unsafe { V::load_f16(values.as_ptr().add(i)).store(out.as_mut_ptr().add(i)) };
     }
-    let mut rest = [0; MAX_LANES];
+    let mut rest = [0; LANES];
     let n = values.len() - whole; // less than `LANES`
     rest[..n].copy_from_slice(&values[whole..]);
     // SAFETY: `rest` has `LANES` values, and `out` has room for the last `n`.

@@ -12,11 +12,11 @@ use crate::{
     buffer::{F32_PER_LINE, ScratchBuf, SharedPtr},
     compute_type::ComputeType,
     gemm::{Element, Kernel, MAX_NR, Microkernel, RegisterTile, Tile, split_evenly},
-    simd::MAX_LANES,
+    simd::LANES,
 };
 
 /// Row stride of the scores. It is not a power of two, so that rows fall into different cache sets.
-pub(super) const SCORES_STRIDE: usize = KEY_BLOCK + MAX_LANES;
+pub(super) const SCORES_STRIDE: usize = KEY_BLOCK + LANES;
 
 /// Row stride in lanes of copies of bf16 rows, packed or widened: an odd number of cache lines.
 pub(super) fn bf16_row_stride(d: usize) -> usize {
@@ -112,14 +112,14 @@ impl Scratch {
         let position_scores_stride = sizes.position_scores_stride();
         // In the order of `Buffers`.
         let lens = [
-            KEY_BLOCK * d.next_multiple_of(MAX_LANES),
+            KEY_BLOCK * d.next_multiple_of(LANES),
             KEY_BLOCK * value_d.next_multiple_of(MAX_NR),
             max_mr * SCORES_STRIDE,
             queries * size_of::<SoftmaxState>() / size_of::<f32>(),
             is_bf16 * queries * bf16_row_stride(d),
             is_bf16 * KEY_BLOCK * bf16_row_stride(d),
             is_bf16 * queries * value_d,
-            position_scores_stride * d.next_multiple_of(MAX_LANES),
+            position_scores_stride * d.next_multiple_of(LANES),
             is_bf16 * max_rows * bf16_row_stride(d),
             queries * position_scores_stride,
             max_rows * SCORES_STRIDE,

@@ -3,7 +3,7 @@
 use crate::{
     compute_type::ComputeType,
     gemm::{Dot, Element, RegisterTile},
-    simd::{MAX_LANES, prefetch, transpose},
+    simd::{LANES, prefetch},
 };
 
 /// Keys per block: few enough that their panels and the scores of a tile stay in L1 and L2.
@@ -21,13 +21,13 @@ pub(super) unsafe fn pack_keys<V: RegisterTile>(
     [n, d_lanes]: [usize; 2],
     to: *mut f32,
 ) {
-    for key in (0..n.next_multiple_of(V::NR)).step_by(V::LANES) {
-        for i in (0..d_lanes).step_by(V::LANES) {
-            let width = V::LANES.min(d_lanes - i);
+    for key in (0..n.next_multiple_of(V::NR)).step_by(LANES) {
+        for i in (0..d_lanes).step_by(LANES) {
+            let width = LANES.min(d_lanes - i);
             // SAFETY: upheld by the caller.
             unsafe {
-                let mut rows = [V::splat(0.0); MAX_LANES];
-                for (j, row) in rows.iter_mut().enumerate().take(V::LANES) {
+                let mut rows = [V::splat(0.0); LANES];
+                for (j, row) in rows.iter_mut().enumerate() {
                     if key + j < n {
                         let from = from.add((key + j) * row_stride + i);
                         // The next head's key, if heads are adjacent.
@@ -35,7 +35,7 @@ pub(super) unsafe fn pack_keys<V: RegisterTile>(
                         *row = V::load_partial(from, width);
                     }
                 }
-                transpose::<V>(&mut rows);
+                V::transpose(&mut rows);
                 let to = to.add(key / V::NR * V::NR * d_lanes + i * V::NR + key % V::NR);
                 for (j, column) in rows.into_iter().enumerate().take(width) {
                     column.store(to.add(j * V::NR));
@@ -61,8 +61,8 @@ pub(super) unsafe fn pack_values<V: RegisterTile, D: Dot<V>, T: Element>(
     to: *mut f32,
 ) {
     for row in 0..n.div_ceil(T::COMPUTE_TYPE.values_per_lane()) {
-        for column in (0..d.next_multiple_of(V::NR)).step_by(V::LANES) {
-            let width = V::LANES.min(d.saturating_sub(column));
+        for column in (0..d.next_multiple_of(V::NR)).step_by(LANES) {
+            let width = LANES.min(d.saturating_sub(column));
             let value = |key: usize| {
                 let masked = key >= n || visible.is_some_and(|visible| visible[key] == 0);
                 // SAFETY: upheld by the caller; keys beyond `n` are not read.

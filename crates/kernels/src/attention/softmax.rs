@@ -7,11 +7,8 @@ use crate::{
     compute_type::ComputeType,
     gemm::{Dot, Element, Store, WidenedBf16},
     math::{exp2, exp2_each},
-    simd::Vector,
+    simd::{LANES, Vector},
 };
-
-/// Vectors of weights that are computed together.
-const GROUP: usize = 4;
 
 /// The softmax of a query over the keys so far.
 #[derive(Clone, Copy)]
@@ -104,10 +101,10 @@ pub(super) unsafe fn scale_row<V: Vector, D: Dot<V>, T: Element>(
     scale: f32,
     to: *mut T,
 ) {
-    for column in (0..width).step_by(V::LANES) {
+    for column in (0..width).step_by(LANES) {
         // SAFETY: `column + n` is within both rows.
         unsafe {
-            let n = V::LANES.min(width - column);
+            let n = LANES.min(width - column);
             let x = V::load_partial(row.add(column), n).mul(V::splat(scale));
             T::store::<V, D>(x, to.add(column), n);
         }
@@ -130,13 +127,34 @@ pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
     scale: f32,
     state: &mut SoftmaxState,
 ) -> f32 {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        match V::REGISTERS {
+            1 => softmax_in_groups::<V, D, 4>(compute_type, scores, n, scale, state),
+            _ => softmax_in_groups::<V, D, 2>(compute_type, scores, n, scale, state),
+        }
+    }
+}
+
+/// [`online_softmax`] that computes the weights of `GROUP` vectors together.
+///
+/// # Safety
+/// As for [`online_softmax`].
+#[inline(always)]
+unsafe fn softmax_in_groups<V: Vector, D: Dot<V>, const GROUP: usize>(
+    compute_type: ComputeType,
+    scores: *mut f32,
+    n: usize,
+    scale: f32,
+    state: &mut SoftmaxState,
+) -> f32 {
     // SAFETY: all accesses are within the scores, which have room for whole vectors.
     unsafe {
         let scale = scale * LOG2_E;
         let mut scale_vector = V::splat(scale);
-        let whole = n - n % V::LANES;
+        let whole = n - n % LANES;
         let mut max = V::splat(f32::NEG_INFINITY);
-        for i in (0..whole).step_by(V::LANES) {
+        for i in (0..whole).step_by(LANES) {
             max = max.max(V::load(scores.add(i)));
         }
         // The scale is positive, so that the maximum of the products is the product of the maximum.
@@ -147,29 +165,29 @@ pub(super) unsafe fn online_softmax<V: Vector, D: Dot<V>>(
         }
         let (old_max, max) = (state.max, max.max(state.max));
         let mut sum = V::splat(0.0);
-        let grouped = n - n % (GROUP * V::LANES);
-        for first in (0..grouped).step_by(GROUP * V::LANES) {
+        let grouped = n - n % (GROUP * LANES);
+        for first in (0..grouped).step_by(GROUP * LANES) {
             let mut e = [V::splat(0.0); GROUP];
             for (v, e) in e.iter_mut().enumerate() {
-                let score = V::load(scores.add(first + v * V::LANES));
+                let score = V::load(scores.add(first + v * LANES));
                 *e = score.mul(scale_vector).sub(V::splat(max));
             }
             for (v, e) in exp2_each(e).into_iter().enumerate() {
                 sum = sum.add(e);
-                store_weights::<V, D>(compute_type, e, scores, first + v * V::LANES);
+                store_weights::<V, D>(compute_type, e, scores, first + v * LANES);
             }
         }
-        for i in (grouped..n.next_multiple_of(2)).step_by(V::LANES) {
-            let (place, len) = (scores.add(i), V::LANES.min(n.saturating_sub(i)));
+        for i in (grouped..n.next_multiple_of(2)).step_by(LANES) {
+            let (place, len) = (scores.add(i), LANES.min(n.saturating_sub(i)));
             let mut e = exp2(V::load_partial(place, len).mul(scale_vector).sub(V::splat(max)));
-            if len < V::LANES {
+            if len < LANES {
                 e.store_partial(place, len);
                 e = V::load_partial(place, len); // the lanes beyond n are 0
             }
             sum = sum.add(e);
             store_weights::<V, D>(compute_type, e, scores, i);
         }
-        let rescale = if old_max == max { 1.0 } else { exp2::<f32>(old_max - max) };
+        let rescale = if old_max == max { 1.0 } else { exp2(V::splat(old_max - max)).first() };
         state.max = max;
         state.sum = state.sum * rescale + sum.reduce_add();
         rescale
@@ -192,7 +210,7 @@ unsafe fn store_weights<V: Vector, D: Dot<V>>(
     unsafe {
         match compute_type {
             ComputeType::Bf16 if D::INPUT_LANES == 2 => {
-                WidenedBf16::store::<V, D>(weights, scores.add(i).cast(), V::LANES);
+                WidenedBf16::store::<V, D>(weights, scores.add(i).cast(), LANES);
             }
             ComputeType::Bf16 => D::store_bf16(weights, scores.cast::<u16>().add(i)),
             _ => weights.store(scores.add(i)),

@@ -3,17 +3,14 @@
 //! A tile of the product takes four registers, two along m times two along n. The instructions are
 //! written as inline assembly because their intrinsics are not stable.
 
-use std::{
-    arch::{asm, x86_64::__m512},
-    cell::Cell,
-    marker::PhantomData,
-};
+use std::{arch::asm, cell::Cell, marker::PhantomData};
 
 use super::{
     bf16x3,
     dot::{Dot, F32, NativeBf16, NativeInt8},
     microkernel::{AMX_MR, MAX_NR as NR, Microkernel, RegisterTile, Tile},
 };
+use crate::simd::Avx512;
 
 /// Lanes of k that a register holds.
 const LANES: usize = 16;
@@ -30,7 +27,7 @@ pub(crate) struct Amx<D>(PhantomData<D>);
 
 /// Operands that AMX multiplies. For bf16, AMX sums the even products of 16 lanes of k, then the
 /// odd products, then adds both sums. f32 operands are split into bf16 terms ([`bf16x3`]).
-pub(crate) trait AmxProduct: Dot<__m512> {
+pub(crate) trait AmxProduct: Dot<Avx512> {
     /// Whether the operands are f32, split into bf16 terms.
     const SPLITS_F32: bool;
     /// Multiplies a tile with all [`NR`] columns of a panel, for `blocks ≥ 1` blocks of k. A block
@@ -276,10 +273,10 @@ amx_product!(NativeInt8, "tdpbusd", splits_f32: false, by: [multiply_int8, multi
 amx_product!(F32, "tdpbf16ps", splits_f32: true, by: [multiply_three_terms, multiply_two_terms]);
 
 const _: () = assert!(KC.is_multiple_of(bf16x3::BLOCK));
-const _: () = assert!(<__m512 as RegisterTile>::NR == NR);
+const _: () = assert!(<Avx512 as RegisterTile>::NR == NR);
 
 #[allow(unsafe_op_in_unsafe_fn)] // as in the implementations of `Dot`
-impl<D: AmxProduct> Microkernel<__m512> for Amx<D> {
+impl<D: AmxProduct> Microkernel<Avx512> for Amx<D> {
     const KC: usize = if D::SPLITS_F32 { bf16x3::lanes(KC) } else { KC };
 
     #[inline(always)]
@@ -333,25 +330,25 @@ impl<D: AmxProduct> Microkernel<__m512> for Amx<D> {
 }
 
 #[allow(unsafe_op_in_unsafe_fn)] // as above
-impl<D: AmxProduct> Dot<__m512> for Amx<D> {
+impl<D: AmxProduct> Dot<Avx512> for Amx<D> {
     const IS_ROUNDED: bool = D::IS_ROUNDED;
     const IS_QUANTISED: bool = D::IS_QUANTISED;
     const IS_BF16X3: bool = D::SPLITS_F32;
 
     #[inline(always)]
-    unsafe fn dot(a: __m512, b: __m512, acc: __m512) -> __m512 {
+    unsafe fn dot(a: Avx512, b: Avx512, acc: Avx512) -> Avx512 {
         D::dot(a, b, acc)
     }
     #[inline(always)]
-    unsafe fn add(x: __m512, y: __m512) -> __m512 {
+    unsafe fn add(x: Avx512, y: Avx512) -> Avx512 {
         D::add(x, y)
     }
     #[inline(always)]
-    unsafe fn store_bf16(x: __m512, to: *mut u16) {
+    unsafe fn store_bf16(x: Avx512, to: *mut u16) {
         NativeBf16::store_bf16(x, to)
     }
     #[inline(always)]
-    unsafe fn pack_bf16(low: __m512, high: __m512) -> __m512 {
+    unsafe fn pack_bf16(low: Avx512, high: Avx512) -> Avx512 {
         NativeBf16::pack_bf16(low, high)
     }
 }

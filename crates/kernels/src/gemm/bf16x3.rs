@@ -22,7 +22,11 @@ use super::{
     element::{Element, Store},
     microkernel::MAX_NR,
 };
-use crate::{compute_type::ComputeType, isa::Isa, simd::Vector};
+use crate::{
+    compute_type::ComputeType,
+    isa::Isa,
+    simd::{LANES, Vector},
+};
 
 /// Packed lanes per term of a block. A lane contains one term of each of two adjacent values.
 const TERM_LANES: usize = 16;
@@ -106,12 +110,12 @@ impl Store for Bf16x3 {
 /// The CPU supports the instructions of `V` and `D`; `to` has room for [`lanes`]`(row.len())`.
 #[inline(always)]
 pub(crate) unsafe fn split_row<V: Vector, D: Dot<V>, T: Element>(row: &[T], to: *mut f32) {
-    for first in (0..BLOCK * blocks(row.len())).step_by(V::LANES) {
-        let n = V::LANES.min(row.len().saturating_sub(first));
+    for first in (0..BLOCK * blocks(row.len())).step_by(LANES) {
+        let n = LANES.min(row.len().saturating_sub(first));
         // SAFETY: reads are within the row; writes are within its blocks, which hold whole vectors.
         unsafe {
             let values = T::load::<V>(row.as_ptr().wrapping_add(first), n);
-            Bf16x3::store::<V, D>(values, Bf16x3::at(to.cast(), first), V::LANES);
+            Bf16x3::store::<V, D>(values, Bf16x3::at(to.cast(), first), LANES);
         }
     }
 }
@@ -129,7 +133,7 @@ pub(crate) unsafe fn split_block<V: Vector>(
     to: *mut f32,
 ) {
     for pair in 0..TERM_LANES {
-        for column in (0..MAX_NR).step_by(V::LANES) {
+        for column in (0..MAX_NR).step_by(LANES) {
             let first = 2 * pair * MAX_NR + column;
             // SAFETY: upheld by the caller; rows of the block are whole vectors.
             unsafe {

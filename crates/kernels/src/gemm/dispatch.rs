@@ -1,9 +1,6 @@
 //! [`dispatch`]: runs a kernel with the best microkernel of an ISA for a compute type.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{__m256, __m512};
-
-#[cfg(target_arch = "x86_64")]
 use super::{
     amx::{Amx, AmxProduct, AmxSession},
     dot::{NativeBf16, NativeInt8},
@@ -12,7 +9,9 @@ use super::{
     dot::{Bf16, F32, Int8},
     microkernel::{Microkernel, RegisterTile},
 };
-use crate::{compute_type::ComputeType, isa::Isa};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
+use crate::{compute_type::ComputeType, isa::Isa, simd::Scalar};
 
 /// A computation that is compiled once for each pair of vector type and microkernel.
 pub(crate) trait Kernel {
@@ -24,9 +23,9 @@ pub(crate) trait Kernel {
 
 /// A microkernel that exists for every vector type.
 #[cfg(target_arch = "x86_64")]
-trait Portable: Microkernel<f32> + Microkernel<__m256> + Microkernel<__m512> {}
+trait Portable: Microkernel<Scalar> + Microkernel<Avx2> + Microkernel<Avx512> {}
 #[cfg(not(target_arch = "x86_64"))]
-trait Portable: Microkernel<f32> {}
+trait Portable: Microkernel<Scalar> {}
 
 impl Portable for F32 {}
 impl Portable for Bf16 {}
@@ -39,19 +38,19 @@ pub(crate) fn dispatch(isa: Isa, compute_type: ComputeType, kernel: impl Kernel)
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
         unsafe fn bf16(kernel: impl Kernel) {
             // SAFETY: upheld by the caller; the types need the enabled instructions only.
-            unsafe { kernel.run::<__m512, NativeBf16>() }
+            unsafe { kernel.run::<Avx512, NativeBf16>() }
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
         unsafe fn int8(kernel: impl Kernel) {
             // SAFETY: as above.
-            unsafe { kernel.run::<__m512, NativeInt8>() }
+            unsafe { kernel.run::<Avx512, NativeInt8>() }
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16,avx512vnni")]
         unsafe fn amx<D: AmxProduct>(kernel: impl Kernel) {
             let _session = AmxSession;
             // SAFETY: upheld by the caller. The intrinsics of `Amx` need the enabled instructions
             // only; its AMX instructions are inline assembly, which `isa >= Isa::AMX` permits.
-            unsafe { kernel.run::<__m512, Amx<D>>() }
+            unsafe { kernel.run::<Avx512, Amx<D>>() }
         }
         match compute_type {
             // SAFETY: an `Isa` proves that the CPU supports its instructions. The code that built
@@ -81,12 +80,12 @@ fn dispatch_portable<D: Portable>(isa: Isa, kernel: impl Kernel) {
         #[target_feature(enable = "avx512f,avx512bw")]
         unsafe fn avx512<D: Portable>(kernel: impl Kernel) {
             // SAFETY: upheld by the caller; the vector type needs the enabled instructions only.
-            unsafe { kernel.run::<__m512, D>() }
+            unsafe { kernel.run::<Avx512, D>() }
         }
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2<D: Portable>(kernel: impl Kernel) {
             // SAFETY: as above.
-            unsafe { kernel.run::<__m256, D>() }
+            unsafe { kernel.run::<Avx2, D>() }
         }
         match isa {
             Isa::SCALAR => {}
@@ -98,5 +97,5 @@ fn dispatch_portable<D: Portable>(isa: Isa, kernel: impl Kernel) {
     }
     let _ = isa;
     // SAFETY: as in `dispatch`; the scalar vector needs no special instructions.
-    unsafe { kernel.run::<f32, D>() }
+    unsafe { kernel.run::<Scalar, D>() }
 }

@@ -6,6 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Avx512;
 use crate::simd::Vector;
 
 /// Multiplies packed lanes and accumulates the products.
@@ -112,39 +114,39 @@ impl<V: Vector> Dot<V> for Int8 {
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_op_in_unsafe_fn)] // as above
-impl Dot<__m512> for NativeBf16 {
+impl Dot<Avx512> for NativeBf16 {
     #[inline(always)]
-    unsafe fn dot(a: __m512, b: __m512, acc: __m512) -> __m512 {
+    unsafe fn dot([a]: Avx512, [b]: Avx512, [acc]: Avx512) -> Avx512 {
         let pairs = |x| std::mem::transmute::<__m512, __m512bh>(x);
-        _mm512_dpbf16_ps(acc, pairs(a), pairs(b))
+        [_mm512_dpbf16_ps(acc, pairs(a), pairs(b))]
     }
     #[inline(always)]
-    unsafe fn store_bf16(x: __m512, to: *mut u16) {
+    unsafe fn store_bf16([x]: Avx512, to: *mut u16) {
         _mm256_storeu_si256(to.cast(), round_to_bf16(x));
     }
     #[inline(always)]
-    unsafe fn pack_bf16(low: __m512, high: __m512) -> __m512 {
+    unsafe fn pack_bf16([low]: Avx512, [high]: Avx512) -> Avx512 {
         let widen = |x| _mm512_cvtepu16_epi32(round_to_bf16(x));
         let high = _mm512_slli_epi32::<16>(widen(high));
-        _mm512_castsi512_ps(_mm512_or_si512(high, widen(low)))
+        [_mm512_castsi512_ps(_mm512_or_si512(high, widen(low)))]
     }
     #[inline(always)]
-    unsafe fn add(x: __m512, y: __m512) -> __m512 {
+    unsafe fn add(x: Avx512, y: Avx512) -> Avx512 {
         x.add(y)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_op_in_unsafe_fn)] // as above
-impl Dot<__m512> for NativeInt8 {
+impl Dot<Avx512> for NativeInt8 {
     const IS_QUANTISED: bool = true;
     #[inline(always)]
-    unsafe fn dot(a: __m512, b: __m512, acc: __m512) -> __m512 {
+    unsafe fn dot([a]: Avx512, [b]: Avx512, [acc]: Avx512) -> Avx512 {
         let ints = |x| _mm512_castps_si512(x);
-        _mm512_castsi512_ps(_mm512_dpbusd_epi32(ints(acc), ints(a), ints(b)))
+        [_mm512_castsi512_ps(_mm512_dpbusd_epi32(ints(acc), ints(a), ints(b)))]
     }
     #[inline(always)]
-    unsafe fn add(x: __m512, y: __m512) -> __m512 {
+    unsafe fn add(x: Avx512, y: Avx512) -> Avx512 {
         x.add_i32(y)
     }
 }

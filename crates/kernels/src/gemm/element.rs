@@ -5,7 +5,7 @@
 use super::dot::Dot;
 use crate::{
     compute_type::ComputeType,
-    simd::{MAX_LANES, Vector},
+    simd::{LANES, Vector},
 };
 
 /// An element type that the epilogue can write.
@@ -75,13 +75,12 @@ pub(crate) trait Element: Store {
 #[inline(always)]
 pub(super) unsafe fn round_row<V: Vector, D: Dot<V>, T: Element, U: Store>(row: &[T], to: *mut U) {
     let (from, k) = (row.as_ptr(), row.len());
-    for column in (0..k.next_multiple_of(2)).step_by(V::LANES) {
-        // 0 if `V` has one lane and only the padding is left.
-        let n = V::LANES.min(k.saturating_sub(column));
+    for column in (0..k.next_multiple_of(2)).step_by(LANES) {
+        let n = LANES.min(k - column);
         // SAFETY: reads are within the row; the caller guarantees room for the writes.
         unsafe {
             let x = T::load::<V>(from.wrapping_add(column), n);
-            U::store::<V, D>(x, to.add(column), V::LANES);
+            U::store::<V, D>(x, to.add(column), LANES);
         }
     }
 }
@@ -139,10 +138,10 @@ impl Store for u16 {
     unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut u16, n: usize) {
         // SAFETY: upheld by the caller; `values` has room for the widest vector.
         unsafe {
-            if n == V::LANES {
+            if n == LANES {
                 return D::store_bf16(x, to);
             }
-            let mut values = [0; MAX_LANES];
+            let mut values = [0; LANES];
             D::store_bf16(x, values.as_mut_ptr());
             std::ptr::copy_nonoverlapping(values.as_ptr(), to, n);
         }
@@ -163,10 +162,10 @@ impl Element for u16 {
     unsafe fn load<V: Vector>(from: *const u16, n: usize) -> V {
         // SAFETY: upheld by the caller; `values` has room for the widest vector.
         unsafe {
-            if n == V::LANES {
+            if n == LANES {
                 return V::load_bf16(from);
             }
-            let mut values = [0; MAX_LANES];
+            let mut values = [0; LANES];
             std::ptr::copy_nonoverlapping(from, values.as_mut_ptr(), n);
             V::load_bf16(values.as_ptr())
         }

@@ -3,7 +3,11 @@
 //! the product is multiplied by the activated gate.
 
 use super::{dot::Dot, element::Store, int8::RowQuantisation, microkernel::Tile, pack::Panel};
-use crate::{activation::Activation, buffer::SharedPtr, simd::Vector};
+use crate::{
+    activation::Activation,
+    buffer::SharedPtr,
+    simd::{LANES, Vector},
+};
 
 /// The destination of a product.
 #[derive(Clone, Copy)]
@@ -36,8 +40,8 @@ pub(crate) unsafe fn epilogue<V: Vector, D: Dot<V>, T: Store>(
     row_stride: usize,
 ) {
     for (i, &row) in rows.iter().enumerate() {
-        for column in (0..tile.columns).step_by(V::LANES) {
-            let n = V::LANES.min(tile.columns - column);
+        for column in (0..tile.columns).step_by(LANES) {
+            let n = LANES.min(tile.columns - column);
             // SAFETY: upheld by the caller; a panel's columns are whole vectors.
             unsafe {
                 let at = i * tile.c_stride + column;

@@ -7,7 +7,7 @@
 //! the others. Ashkboos et al. 2024, QuaRot, <https://arxiv.org/abs/2404.00456>.
 
 use super::element::Element;
-use crate::simd::{Vector, hadamard};
+use crate::simd::{LANES, Vector};
 
 /// Values that are rotated together. A shorter remainder at the end of a row is not rotated.
 const BLOCK: usize = 64;
@@ -66,25 +66,8 @@ impl<V: Vector> ValueRange<V> {
 /// The CPU supports the instructions of `V`; `to` has room for the row.
 #[inline(always)]
 pub(crate) unsafe fn rotate<V: Vector, T: Element>(from: &[T], to: *mut f32) -> ValueRange<V> {
-    // SAFETY: upheld by the caller; the vectors cover one block.
-    unsafe {
-        match V::LANES {
-            16 => rotate_blocks::<V, T, 4>(from, to),
-            8 => rotate_blocks::<V, T, 8>(from, to),
-            _ => rotate_blocks::<V, T, BLOCK>(from, to),
-        }
-    }
-}
-
-/// [`rotate`] with `N` vectors per block.
-///
-/// # Safety
-/// As for [`rotate`]; `N · V::LANES` is [`BLOCK`].
-#[inline(always)]
-unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
-    from: &[T],
-    to: *mut f32,
-) -> ValueRange<V> {
+    /// Vectors of a block.
+    const N: usize = BLOCK / LANES;
     let (from, k) = (from.as_ptr(), from.len());
     let rotated = k - k % BLOCK;
     // SAFETY: whole blocks are within the row, and so is the remainder.
@@ -93,8 +76,8 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
         for start in (0..rotated).step_by(BLOCK) {
             let mut block = [V::splat(0.0); N];
             for (i, x) in block.iter_mut().enumerate() {
-                let from = from.add(start + i * V::LANES);
-                *x = hadamard(T::load::<V>(from, V::LANES).mul(V::splat(1.0 / 8.0)));
+                let from = from.add(start + i * LANES);
+                *x = T::load::<V>(from, LANES).mul(V::splat(1.0 / 8.0)).hadamard();
             }
             let mut distance = 1;
             while distance < N {
@@ -106,11 +89,11 @@ unsafe fn rotate_blocks<V: Vector, T: Element, const N: usize>(
             }
             for (i, x) in block.into_iter().enumerate() {
                 range.include(x);
-                x.store(to.add(start + i * V::LANES));
+                x.store(to.add(start + i * LANES));
             }
         }
-        for i in (rotated..k).step_by(V::LANES) {
-            let n = V::LANES.min(k - i);
+        for i in (rotated..k).step_by(LANES) {
+            let n = LANES.min(k - i);
             let x = T::load::<V>(from.add(i), n);
             range.include(x);
             x.store_partial(to.add(i), n);
@@ -188,8 +171,8 @@ unsafe fn store_u8<V: Vector>(row: &[f32], inverse_scale: f32, zero_point: f32, 
     let (from, k) = (row.as_ptr(), row.len());
     // SAFETY: reads are within the row; the caller guarantees room for the writes.
     unsafe {
-        for i in (0..k).step_by(V::LANES) {
-            let x = V::load_partial(from.add(i), V::LANES.min(k - i));
+        for i in (0..k).step_by(LANES) {
+            let x = V::load_partial(from.add(i), LANES.min(k - i));
             x.fma(V::splat(inverse_scale), V::splat(zero_point)).store_u8(to.add(i));
         }
     }

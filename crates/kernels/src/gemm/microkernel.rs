@@ -1,7 +1,5 @@
 //! The microkernel: an mr × nr tile of the product, accumulated in registers.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{__m256, __m512};
 use std::{
     array,
     hint::black_box,
@@ -11,17 +9,19 @@ use std::{
 use super::dot::{Bf16, Dot, F32, Int8};
 #[cfg(target_arch = "x86_64")]
 use super::dot::{NativeBf16, NativeInt8};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{Avx2, Avx512};
 use crate::{
     buffer::F32_PER_LINE,
     compute_type::ComputeType,
     isa::Isa,
-    simd::{LINE_BYTES, Vector, prefetch, prefetch_l2},
+    simd::{LANES, LINE_BYTES, Scalar, Vector, prefetch, prefetch_l2},
 };
 
 /// The largest nr ([`RegisterTile::NR`]).
 pub(crate) const MAX_NR: usize = 32;
 
-/// nr of AVX2: two vectors.
+/// nr of AVX2: one vector, in two registers.
 const AVX2_NR: usize = 16;
 
 /// mr of AMX: two tile registers of 16 rows.
@@ -113,15 +113,14 @@ impl Tile<'_> {
         let unroll = if D::INPUT_LANES == 1 { V::UNROLL } else { 4 };
         // SAFETY: upheld by the caller.
         unsafe {
-            let iterations = self.k_lanes / unroll * self.columns.div_ceil(NV * V::LANES);
+            let iterations = self.k_lanes / unroll * self.columns.div_ceil(NV * LANES);
             let (mut next, next_step) = self.prefetch_steps(iterations, unroll);
-            for first in (0..self.columns).step_by(NV * V::LANES) {
-                let lanes =
-                    |v: usize| (self.columns - first).saturating_sub(v * V::LANES).min(V::LANES);
+            for first in (0..self.columns).step_by(NV * LANES) {
+                let lanes = |v: usize| (self.columns - first).saturating_sub(v * LANES).min(LANES);
                 for i in 0..MR {
                     // Prefetch the accumulators' cache lines while the products are computed.
                     let c = self.c.wrapping_add(i * self.c_stride + first);
-                    (0..NV * V::LANES)
+                    (0..NV * LANES)
                         .step_by(F32_PER_LINE)
                         .for_each(|line| prefetch(c.wrapping_add(line)));
                 }
@@ -142,7 +141,7 @@ impl Tile<'_> {
                     next = next.wrapping_add(next_step);
                     for lane in k..k + unroll {
                         if let Some(rows) = V::PREFETCH_DISTANCE {
-                            for line in (0..NV * V::LANES).step_by(F32_PER_LINE) {
+                            for line in (0..NV * LANES).step_by(F32_PER_LINE) {
                                 prefetch(b.wrapping_add(rows * V::NR + line));
                             }
                         }
@@ -156,9 +155,8 @@ impl Tile<'_> {
                 }
                 // The addresses of vectors beyond the last column may be outside of the output, but
                 // these vectors have 0 lanes.
-                let c = |i: usize, v: usize| {
-                    self.c.wrapping_add(i * self.c_stride + first + v * V::LANES)
-                };
+                let c =
+                    |i: usize, v: usize| self.c.wrapping_add(i * self.c_stride + first + v * LANES);
                 if self.accumulate {
                     for (i, acc_row) in acc.iter_mut().enumerate() {
                         for (v, acc) in acc_row.iter_mut().enumerate() {
@@ -198,7 +196,7 @@ unsafe fn accumulate_lane<V: Vector, D: Dot<V>, const MR: usize, const NV: usize
             }
             let mut b_row = [V::splat(0.0); NV];
             for (v, b_vector) in b_row.iter_mut().enumerate() {
-                *b_vector = D::load_panel(b.add(v * V::LANES), i);
+                *b_vector = D::load_panel(b.add(v * LANES), i);
             }
             for (acc_row, row) in acc.iter_mut().zip(a) {
                 let x = V::splat(*row.add(lane * D::INPUT_LANES + i));
@@ -239,7 +237,7 @@ macro_rules! multiply_for_mr {
 macro_rules! multiply_avx512 {
     ($D:ty, $features:literal, $mr:expr, $tile:expr) => {
         multiply_for_mr!(
-            __m512, $D, features: $features, NV: 2, MR: [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+            Avx512, $D, features: $features, NV: 2, MR: [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
             $mr, $tile
         )
     };
@@ -261,16 +259,16 @@ pub(crate) trait RegisterTile: Vector {
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile);
 }
 
-impl RegisterTile for f32 {
+impl RegisterTile for Scalar {
     const NR: usize = MAX_NR;
 
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
-        multiply_for_mr!(f32, D, NV: 4, MR: [1 2 3 4], mr, tile)
+        multiply_for_mr!(Scalar, D, NV: 1, MR: [1 2 3 4], mr, tile)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl RegisterTile for __m256 {
+impl RegisterTile for Avx2 {
     const NR: usize = AVX2_NR;
     // Measured on an EPYC (Zen 3).
     const UNROLL: usize = 8;
@@ -278,13 +276,13 @@ impl RegisterTile for __m256 {
 
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
         multiply_for_mr!(
-            __m256, D, features: "avx2,fma,f16c", NV: 2, MR: [1 2 3 4 5 6], mr, tile
+            Avx2, D, features: "avx2,fma,f16c", NV: 1, MR: [1 2 3 4 5 6], mr, tile
         )
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl RegisterTile for __m512 {
+impl RegisterTile for Avx512 {
     const NR: usize = MAX_NR;
 
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
@@ -314,8 +312,9 @@ pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
     /// the peak rate.
     #[inline(always)]
     unsafe fn multiply_registers(steps: usize) -> usize {
-        /// Independent accumulators: enough to hide the latency, few enough to stay in registers.
+        /// Registers of accumulators: enough to hide the latency, few enough to stay in registers.
         const ACCUMULATORS: usize = 10;
+        let vectors = (ACCUMULATORS / V::REGISTERS).max(1);
         // SAFETY: upheld by the caller.
         unsafe {
             // The operands of each product differ, and `a` changes, so that the compiler can
@@ -324,14 +323,14 @@ pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
             let b: [V; ACCUMULATORS] = array::from_fn(|_| V::splat(black_box(0.0)));
             let mut acc = [V::splat(0.0); ACCUMULATORS];
             for _ in 0..steps {
-                for (acc, b) in acc.iter_mut().zip(b) {
+                for (acc, b) in acc.iter_mut().zip(b).take(vectors) {
                     *acc = Self::dot(a, b, *acc);
                 }
                 a = Self::add(a, b[0]);
             }
             black_box(acc.map(|acc| acc.reduce_add()));
         }
-        steps * ACCUMULATORS * V::LANES / Self::INPUT_LANES
+        steps * vectors * LANES / Self::INPUT_LANES
     }
 }
 
@@ -339,13 +338,13 @@ impl<V: RegisterTile> Microkernel<V> for F32 {}
 impl<V: RegisterTile> Microkernel<V> for Bf16 {}
 impl<V: RegisterTile> Microkernel<V> for Int8 {}
 #[cfg(target_arch = "x86_64")]
-impl Microkernel<__m512> for NativeBf16 {
+impl Microkernel<Avx512> for NativeBf16 {
     unsafe fn multiply_tile(mr: usize, tile: &Tile) {
         multiply_avx512!(Self, "avx512f,avx512bw,avx512bf16", mr, tile)
     }
 }
 #[cfg(target_arch = "x86_64")]
-impl Microkernel<__m512> for NativeInt8 {
+impl Microkernel<Avx512> for NativeInt8 {
     unsafe fn multiply_tile(mr: usize, tile: &Tile) {
         multiply_avx512!(Self, "avx512f,avx512bw,avx512vnni", mr, tile)
     }

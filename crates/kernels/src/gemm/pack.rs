@@ -13,7 +13,7 @@ use crate::{
     buffer::{AlignedBuf, F32_PER_LINE, SharedBytes, Values},
     compute_type::ComputeType,
     isa::Isa,
-    simd::{MAX_LANES, bf16_bits, dispatch_simd},
+    simd::{LANES, Scalar, bf16_bits, dispatch_simd},
 };
 
 /// The largest input width of [`ComputeType::Int8`], so that the sum of all products fits an i32.
@@ -343,7 +343,7 @@ impl PackedLinear {
                 let rotated = row.to_vec();
                 // SAFETY: the scalar vector needs no special instructions; both rows have the same
                 // length.
-                unsafe { rotate::<f32, f32>(&rotated, row.as_mut_ptr()) };
+                unsafe { rotate::<Scalar, f32>(&rotated, row.as_mut_ptr()) };
             }
         }
         weight
@@ -459,7 +459,7 @@ fn pack_bf16<V: RegisterTile>(args: Args) {
 unsafe fn pack_int8<V: RegisterTile>(args: Args) {
     let Args { weight, columns, input, panel, scales, column_sums, .. } = args;
     let mut rotated = vec![0.0; input];
-    let mut bytes = vec![128; input.next_multiple_of(MAX_LANES)];
+    let mut bytes = vec![128; input.next_multiple_of(LANES)];
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
         // SAFETY: upheld by the caller; `rotated` has room for the row, `bytes` for the row in
         // whole vectors.

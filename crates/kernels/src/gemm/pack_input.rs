@@ -13,6 +13,7 @@ use crate::{
     compute_type::ComputeType,
     isa::Isa,
     parallel::parallel_chunks,
+    simd::LANES,
 };
 
 /// Rows that a thread packs at a time.
@@ -155,8 +156,8 @@ impl<T: Element> Kernel for PackRows<'_, T> {
 #[inline(always)]
 unsafe fn copy_row<V: RegisterTile, T: Element>(row: &[T], to: *mut f32) {
     let (from, k) = (row.as_ptr(), row.len());
-    for column in (0..k).step_by(V::LANES) {
-        let n = V::LANES.min(k - column);
+    for column in (0..k).step_by(LANES) {
+        let n = LANES.min(k - column);
         // SAFETY: reads are within the row; the caller guarantees room for the writes.
         unsafe { T::load::<V>(from.add(column), n).store_partial(to.add(column), n) };
     }

@@ -15,7 +15,7 @@ use crate::{
     buffer::{ScratchBuf, SharedPtr},
     isa::Isa,
     parallel::parallel_for,
-    simd::{Vector, dispatch_simd},
+    simd::{LANES, Vector, dispatch_simd},
 };
 
 /// How the rows of a sequence are pooled, for each column.
@@ -185,8 +185,8 @@ struct MaxArgs<'a> {
 #[inline(always)]
 unsafe fn max<V: Vector>(args: MaxArgs) {
     let MaxArgs { x, pooled } = args;
-    for column in (0..x.len()).step_by(V::LANES) {
-        let n = V::LANES.min(x.len() - column);
+    for column in (0..x.len()).step_by(LANES) {
+        let n = LANES.min(x.len() - column);
         // SAFETY: `column + n` is within both rows, which have the same length.
         unsafe {
             let x = V::load_partial(x.as_ptr().add(column), n);

@@ -1,11 +1,11 @@
-//! AVX2, FMA and F16C: vectors of 8 lanes.
+//! AVX2, FMA and F16C: registers of 8 lanes.
 
 use std::arch::x86_64::*;
 
-use super::vector::Vector;
+use super::vector::Register;
 
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
-impl Vector for __m256 {
+impl Register for __m256 {
     const LANES: usize = 8;
     const ADDS_INT8_PAIRS_IN_I16: bool = true;
 
@@ -19,10 +19,7 @@ impl Vector for __m256 {
     }
     #[inline(always)]
     unsafe fn load_partial(from: *const f32, n: usize) -> Self {
-        match n {
-            Self::LANES => Self::load(from),
-            _ => _mm256_maskload_ps(from, lane_mask(n)),
-        }
+        _mm256_maskload_ps(from, lane_mask(n))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -30,11 +27,7 @@ impl Vector for __m256 {
     }
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut f32, n: usize) {
-        match n {
-            // Without masked stores, layer normalisation is three times as fast on AMD's Zen 3.
-            Self::LANES => self.store(to),
-            _ => _mm256_maskstore_ps(to, lane_mask(n), self),
-        }
+        _mm256_maskstore_ps(to, lane_mask(n), self)
     }
     #[inline(always)]
     unsafe fn fma(self, y: Self, z: Self) -> Self {

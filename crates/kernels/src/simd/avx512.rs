@@ -1,11 +1,11 @@
-//! AVX-512 F and BW: vectors of 16 lanes.
+//! AVX-512 F and BW: registers of 16 lanes.
 
 use std::arch::x86_64::*;
 
-use super::vector::Vector;
+use super::vector::Register;
 
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
-impl Vector for __m512 {
+impl Register for __m512 {
     const LANES: usize = 16;
 
     #[inline(always)]
@@ -18,9 +18,6 @@ impl Vector for __m512 {
     }
     #[inline(always)]
     unsafe fn load_partial(from: *const f32, n: usize) -> Self {
-        if n == Self::LANES {
-            return Self::load(from);
-        }
         _mm512_maskz_loadu_ps(((1u32 << n) - 1) as __mmask16, from)
     }
     #[inline(always)]
@@ -29,9 +26,6 @@ impl Vector for __m512 {
     }
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut f32, n: usize) {
-        if n == Self::LANES {
-            return self.store(to);
-        }
         _mm512_mask_storeu_ps(to, ((1u32 << n) - 1) as __mmask16, self)
     }
     #[inline(always)]

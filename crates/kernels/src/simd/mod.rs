@@ -1,21 +1,30 @@
 //! SIMD vectors. Each kernel is written once, generic over [`Vector`], and compiled for every
 //! instruction set.
 //!
-//! The scalar reference is the same source with a vector of one lane. It runs the same operations,
-//! with two exceptions: sums across lanes (`reduce_add`) are added in another order, and AVX2
+//! A vector has 16 lanes: one register of AVX-512, two of AVX2. The scalar reference is the same
+//! source with 16 numbers. All run the same operations in the same order, with one exception: AVX2
 //! requires a coarser quantisation of int8 weights ([`Vector::ADDS_INT8_PAIRS_IN_I16`]).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod ops;
+mod prefetch;
 mod scalar;
 mod vector;
 
-pub(crate) use ops::{LINE_BYTES, hadamard, prefetch, prefetch_l2, prefetch_rows, transpose};
+pub(crate) use prefetch::{LINE_BYTES, prefetch, prefetch_l2, prefetch_rows};
 pub(crate) use scalar::bf16_bits;
-pub(crate) use vector::{MAX_LANES, Vector};
+pub(crate) use vector::{LANES, Vector};
+
+/// The vector of the scalar reference.
+pub(crate) type Scalar = [f32; LANES];
+/// The vector of AVX2.
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Avx2 = [std::arch::x86_64::__m256; 2];
+/// The vector of AVX-512.
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Avx512 = [std::arch::x86_64::__m512; 1];
 
 /// Calls `$body::<V>($args)` with the vector type `V` of an [`Isa`](crate::Isa), compiled with the
 /// instructions of that ISA enabled.
@@ -25,13 +34,13 @@ macro_rules! dispatch_simd {
         #[target_feature(enable = "avx512f,avx512bw")]
         unsafe fn avx512($args: $Args) {
             // SAFETY: upheld by the caller; the vector type needs the enabled instructions only.
-            unsafe { $body::<std::arch::x86_64::__m512>($args) }
+            unsafe { $body::<crate::simd::Avx512>($args) }
         }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn avx2($args: $Args) {
             // SAFETY: as above.
-            unsafe { $body::<std::arch::x86_64::__m256>($args) }
+            unsafe { $body::<crate::simd::Avx2>($args) }
         }
         match $isa {
             #[cfg(target_arch = "x86_64")]
@@ -42,7 +51,7 @@ macro_rules! dispatch_simd {
             // SAFETY: as above.
             crate::isa::Isa::AVX2_FMA => unsafe { avx2($args) },
             // SAFETY: as above; the scalar vector needs no special instructions.
-            _ => unsafe { $body::<f32>($args) },
+            _ => unsafe { $body::<crate::simd::Scalar>($args) },
         }
     }};
 }

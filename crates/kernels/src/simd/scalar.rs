@@ -1,8 +1,8 @@
-//! The scalar reference: a vector of one lane, in plain Rust.
+//! The scalar reference: a register of one lane, in plain Rust.
 
-use super::vector::Vector;
+use super::vector::Register;
 
-impl Vector for f32 {
+impl Register for f32 {
     const LANES: usize = 1;
 
     #[inline(always)]
@@ -16,8 +16,8 @@ impl Vector for f32 {
     }
     #[inline(always)]
     unsafe fn load_partial(from: *const f32, n: usize) -> Self {
-        // SAFETY: upheld by the caller.
-        if n == 0 { 0.0 } else { unsafe { *from } }
+        let _ = (from, n); // n is 0
+        0.0
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -26,10 +26,7 @@ impl Vector for f32 {
     }
     #[inline(always)]
     unsafe fn store_partial(self, to: *mut f32, n: usize) {
-        if n > 0 {
-            // SAFETY: upheld by the caller.
-            unsafe { *to = self }
-        }
+        let _ = (to, n); // n is 0
     }
     #[inline(always)]
     unsafe fn fma(self, y: Self, z: Self) -> Self {

@@ -3,3 +3,4 @@
 mod activation;
 mod attention;
 mod linear;
+mod same_bits;
