@@ -1,7 +1,5 @@
 //! The number formats that a matrix product computes in.
 
-use crate::isa::Isa;
-
 /// The number format of both operands of a matrix product. Products are accumulated in f32, or in
 /// i32 for int8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -19,15 +17,6 @@ pub enum ComputeType {
 }
 
 impl ComputeType {
-    /// The compute type of attention whose inputs come from linear layers of this type: bf16 if
-    /// this type is narrower than f32 and `isa` has bf16 instructions, otherwise f32.
-    pub fn for_attention(self, isa: Isa) -> Self {
-        match self {
-            Self::Bf16 | Self::Int8 if isa >= Isa::AVX512_BF16_VNNI => Self::Bf16,
-            _ => Self::F32,
-        }
-    }
-
     /// Values in a packed lane of 32 bits.
     pub(crate) fn values_per_lane(self) -> usize {
         match self {

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use crate::{
     isa::Isa,
-    simd::{LANES, Vector, dispatch_simd},
+    simd::{LANES, RegisterTile, SimdKernel, Vector},
 };
 
 /// The cosine similarity `x·q / (‖x‖·‖q‖)` of each row x and each query q. Runs on the calling
@@ -39,7 +39,7 @@ pub fn cosine_similarities(isa: Isa, rows: &[f32], queries: &[f32], width: usize
     assert!(queries.len().is_multiple_of(width), "queries: expected whole rows of {width} values");
     let mut out = vec![0.0; rows.len() / width * (queries.len() / width)];
     let args = Args { rows, queries, width, out: &mut out };
-    dispatch_simd!(isa, similarities, args: Args);
+    isa.run(args);
     out
 }
 
@@ -53,21 +53,21 @@ struct Args<'a> {
     out: &'a mut [f32],
 }
 
-/// # Safety
-/// The CPU supports the instructions of `V`.
-#[inline(always)]
-unsafe fn similarities<V: Vector>(args: Args) {
-    let Args { rows, queries, width, out } = args;
-    if queries.len() / width == 1 {
-        // Row by row: with one query, memory bandwidth is the limit.
-        // SAFETY: upheld by the caller.
-        unsafe { tiled::<V, 1, 1>(rows, queries, width, out) }
-    } else if V::REGISTERS == 1 {
-        // SAFETY: upheld by the caller.
-        unsafe { tiled::<V, 4, 4>(rows, queries, width, out) }
-    } else {
-        // SAFETY: upheld by the caller.
-        unsafe { tiled::<V, 3, 2>(rows, queries, width, out) }
+impl SimdKernel for Args<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        let Args { rows, queries, width, out } = self;
+        if queries.len() / width == 1 {
+            // Row by row: with one query, memory bandwidth is the limit.
+            // SAFETY: upheld by the caller.
+            unsafe { tiled::<V, 1, 1>(rows, queries, width, out) }
+        } else if V::REGISTERS == 1 {
+            // SAFETY: upheld by the caller.
+            unsafe { tiled::<V, 4, 4>(rows, queries, width, out) }
+        } else {
+            // SAFETY: upheld by the caller.
+            unsafe { tiled::<V, 3, 2>(rows, queries, width, out) }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     isa::Isa,
     norm::{ROWS_PER_CHUNK, normalise_row},
     parallel::parallel_chunks,
-    simd::{LANES, Vector, dispatch_simd},
+    simd::{LANES, RegisterTile, SimdKernel, Vector},
 };
 
 /// A table and the ids of its rows to look up.
@@ -122,13 +122,14 @@ pub fn embed_layer_norm(
         let (first, rows) = (i * ROWS_PER_CHUNK, out.len() / width);
         let tables = tables.map(|t| Lookup { ids: &t.ids[first..first + rows], ..t });
         let args = Args { tables, weight, bias, eps, out };
-        dispatch_simd!(isa, embed, args: Args);
+        isa.run(args);
     });
     // SAFETY: every chunk has been written.
     unsafe { out.set_len(n * width) };
     Ok(out)
 }
 
+/// The ids are within their tables, and `out` has a row for each token.
 struct Args<'a> {
     tables: [Lookup<'a>; 3],
     weight: &'a [f32],
@@ -137,24 +138,23 @@ struct Args<'a> {
     out: &'a mut [MaybeUninit<f32>],
 }
 
-/// # Safety
-/// The CPU supports the instructions of `V`; the ids are within their tables, and `out` has a row
-/// for each token.
-#[inline(always)]
-unsafe fn embed<V: Vector>(args: Args) {
-    let Args { tables: [a, b, c], weight, bias, eps, out } = args;
-    let width = weight.len();
-    for i in 0..a.ids.len() {
-        // SAFETY: the ids are within their tables, and `column + n` is within a row.
-        unsafe {
-            let row = out.as_mut_ptr().cast::<f32>().add(i * width);
-            for column in (0..width).step_by(LANES) {
-                let n = LANES.min(width - column);
-                let [a, b, c] =
-                    [a, b, c].map(|t| t.table.load::<V>(t.ids[i] as usize * width + column, n));
-                a.add(b).add(c).store_partial(row.add(column), n);
+impl SimdKernel for Args<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        let Args { tables: [a, b, c], weight, bias, eps, out } = self;
+        let width = weight.len();
+        for i in 0..a.ids.len() {
+            // SAFETY: the ids are within their tables, and `column + n` is within a row.
+            unsafe {
+                let row = out.as_mut_ptr().cast::<f32>().add(i * width);
+                for column in (0..width).step_by(LANES) {
+                    let n = LANES.min(width - column);
+                    let [a, b, c] =
+                        [a, b, c].map(|t| t.table.load::<V>(t.ids[i] as usize * width + column, n));
+                    a.add(b).add(c).store_partial(row.add(column), n);
+                }
+                normalise_row::<V>(row, row, weight, bias, eps);
             }
-            normalise_row::<V>(row, row, weight, bias, eps);
         }
     }
 }

@@ -7,10 +7,10 @@ use crate::{
     Isa,
     attention::StridedMut,
     buffer::SharedPtr,
-    gemm::{Element, Kernel, Microkernel, RegisterTile, dispatch},
+    gemm::Element,
     norm::inverse_root,
     parallel::parallel_for,
-    simd::LANES,
+    simd::{LANES, Microkernel, ProductKernel, RegisterTile},
 };
 
 /// Tokens per task.
@@ -109,7 +109,7 @@ fn transform<T: Element>(
             table_stride = per_sequence;
         }
     }
-    let isa = isa.min(Isa::AVX512_BF16_VNNI); // no matrix products, so no AMX
+    let isa = isa.without_tiles(); // no matrix products
     let data = SharedPtr::new(x.data.as_mut_ptr());
     parallel_for((b * t).div_ceil(TOKENS_PER_TASK), |task| {
         let tokens = task * TOKENS_PER_TASK..(b * t).min((task + 1) * TOKENS_PER_TASK);
@@ -122,7 +122,7 @@ fn transform<T: Element>(
             let start = b * strides[0] + t * strides[2];
             let token =
                 Token { data, start, dims: [h, d], head_stride: strides[1], norms, rotation };
-            dispatch(isa, T::COMPUTE_TYPE, token);
+            isa.run_products(T::COMPUTE_TYPE, token);
         }
     });
 }
@@ -139,7 +139,7 @@ struct Token<'a, T> {
     rotation: Option<Rotation<'a>>,
 }
 
-impl<T: Element> Kernel for Token<'_, T> {
+impl<T: Element> ProductKernel for Token<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, M: Microkernel<V>>(self) {
         let [heads, d] = self.dims;

@@ -2,6 +2,11 @@
 
 use std::{ffi::OsString, sync::OnceLock};
 
+use crate::{
+    compute_type::ComputeType,
+    simd::{Level, ProductKernel, Products, SimdKernel},
+};
+
 /// An instruction set that this machine supports.
 ///
 /// A value proves that the CPU can run the instructions, so safe functions may execute them:
@@ -17,21 +22,11 @@ use std::{ffi::OsString, sync::OnceLock};
 /// # Ok::<(), mha_kernels::IsaError>(())
 /// ```
 /// Safe code cannot name an instruction set that was not detected:
-/// ```compile_fail,E0624
-/// let _ = mha_kernels::Isa::AMX;
+/// ```compile_fail,E0423
+/// let _ = mha_kernels::Isa(todo!());
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Level);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
-    Scalar,
-    Avx2Fma,
-    Avx512,
-    Avx512Vnni,
-    Avx512Bf16Vnni,
-    Amx,
-}
 
 /// `MHA_ISA` is not the name of an instruction set that this machine supports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,41 +44,10 @@ pub struct IsaError {
 impl Isa {
     /// Plain Rust on every machine: the reference for the other instruction sets.
     pub const SCALAR: Self = Self(Level::Scalar);
-    /// x86-64 with AVX2, FMA and F16C.
-    pub(crate) const AVX2_FMA: Self = Self(Level::Avx2Fma);
-    /// x86-64 with AVX-512 F and BW.
-    pub(crate) const AVX512: Self = Self(Level::Avx512);
-    /// `AVX512` plus VNNI: dot products of 8-bit integers.
-    pub(crate) const AVX512_VNNI: Self = Self(Level::Avx512Vnni);
-    /// `AVX512_VNNI` plus BF16: dot products of bf16.
-    pub(crate) const AVX512_BF16_VNNI: Self = Self(Level::Avx512Bf16Vnni);
-    /// `AVX512_BF16_VNNI` plus AMX: tile products of bf16 and of 8-bit integers. Linear maps in
-    /// f32 are computed as BF16x3, attention in f32 with AVX-512.
-    pub(crate) const AMX: Self = Self(Level::Amx);
 
     /// All instruction sets that this machine supports, slowest first.
     pub fn available() -> Vec<Self> {
-        #[allow(unused_mut)]
-        let mut available = vec![Self::SCALAR];
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
-            let avx512 =
-                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-            let levels = [
-                (Self::AVX2_FMA, avx2),
-                (Self::AVX512, avx512),
-                (Self::AVX512_VNNI, is_x86_feature_detected!("avx512vnni")),
-                (Self::AVX512_BF16_VNNI, is_x86_feature_detected!("avx512bf16")),
-                (Self::AMX, is_x86_feature_detected!("avx512bf16") && request_amx()),
-            ];
-            // Each level includes the ones before it.
-            let supported = levels.into_iter().take_while(|(_, supported)| *supported);
-            available.extend(supported.map(|(isa, _)| isa));
-        }
-        available
+        Level::ALL.iter().filter(|level| level.is_supported()).map(|&level| Self(level)).collect()
     }
 
     /// The instruction set that the environment variable `MHA_ISA` names, or the fastest available
@@ -120,37 +84,42 @@ impl Isa {
 
     /// The name that `MHA_ISA` accepts for this instruction set.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::SCALAR => "scalar",
-            Self::AVX2_FMA => "avx2",
-            Self::AVX512 => "avx512",
-            Self::AVX512_VNNI => "avx512-vnni",
-            Self::AVX512_BF16_VNNI => "avx512-bf16-vnni",
-            Self::AMX => "amx",
-        }
+        self.0.name()
+    }
+
+    /// The properties of the products of a compute type.
+    pub(crate) fn products(self, compute_type: ComputeType) -> Products {
+        self.0.products(compute_type)
+    }
+
+    /// The instruction set for kernels with too few products to pay for tile registers.
+    pub(crate) fn without_tiles(self) -> Self {
+        Self(self.0.without_tiles())
+    }
+
+    /// Runs a kernel with the vectors of this instruction set.
+    pub(crate) fn run(self, kernel: impl SimdKernel) {
+        // SAFETY: an `Isa` proves that the CPU supports its instructions. The code that built the
+        // kernel checked its other preconditions.
+        unsafe { self.0.run(kernel) }
+    }
+
+    /// Runs a kernel with the fastest products that this instruction set has for `compute_type`.
+    pub(crate) fn run_products(self, compute_type: ComputeType, kernel: impl ProductKernel) {
+        // SAFETY: as above.
+        unsafe { self.0.run_products(compute_type, kernel) }
     }
 }
 
-/// Whether the CPU has AMX with bf16 and int8, and Linux lets this process use the tile registers.
-///
-/// Linux grants the registers on request only. After that, signal stacks must have room for them.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn request_amx() -> bool {
-    const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_long = 18;
-    #[allow(unused_unsafe)] // `__cpuid_count` is safe since Rust 1.94
-    // SAFETY: every x86-64 CPU has CPUID; an unsupported leaf returns the data of another leaf.
-    let features = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.edx;
-    // SAFETY: this system call takes two integers and accesses no memory of the process.
-    let request =
-        || unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
-    features & BF16_TILE_INT8 == BF16_TILE_INT8 && request() == 0
-}
-
-#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
-fn request_amx() -> bool {
-    false
+impl ComputeType {
+    /// The compute type of attention whose inputs come from linear layers of this type: bf16 if
+    /// this type is narrower than f32 and `isa` has bf16 instructions, otherwise f32.
+    pub fn for_attention(self, isa: Isa) -> Self {
+        match self {
+            Self::Bf16 | Self::Int8 if isa.products(Self::Bf16).input_lanes == 1 => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -42,9 +42,10 @@
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
 //! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
 //! | `parallel` | [`max_threads`] | parallel loops with low start-up latency |
-//! | `simd` | | one vector type per instruction set |
+//! | `isa` | [`Isa`] | detected instruction sets |
+//! | `simd` | | vectors and products of packed lanes, one file per instruction set |
 //! | `buffer` | [`zeros`], [`SharedBytes`] | aligned, shared and reusable memory |
-//! | `compute_type`, `isa` | [`ComputeType`], [`Isa`] | number formats, detected instruction sets |
+//! | `compute_type` | [`ComputeType`] | number formats |
 //!
 //! Kernels are generic over the vector type in `simd`, which has 16 lanes on every instruction set, so
 //! that all instruction sets compute the same bits. The public functions that call kernels are not

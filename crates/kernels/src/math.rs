@@ -137,7 +137,7 @@ pub(crate) unsafe fn tanh<V: Vector>(x: V) -> V {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::Scalar;
+    use crate::simd::ScalarVector;
 
     /// Checks the error over [−87, 88] in steps of 1/2048. The SIMD paths run the same operations,
     /// except that AVX-512 multiplies by 2ⁿ with one instruction.
@@ -148,7 +148,7 @@ mod tests {
         for i in -178_176..=180_224 {
             let x = i as f32 / 2048.0;
             // SAFETY: the scalar vector needs no special instructions.
-            let got = unsafe { exp(Scalar::splat(x)).first() };
+            let got = unsafe { exp(ScalarVector::splat(x)).first() };
             let expected = f64::from(x).exp();
             let ulp = f64::from(f32::EPSILON) * expected.log2().floor().exp2();
             let error = (f64::from(got) - expected).abs() / ulp;

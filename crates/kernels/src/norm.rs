@@ -11,7 +11,7 @@ use crate::{
     buffer::SharedPtr,
     isa::Isa,
     parallel::{parallel_chunks, parallel_for},
-    simd::{LANES, Vector, dispatch_simd},
+    simd::{LANES, RegisterTile, SimdKernel, Vector},
 };
 
 /// Rows that a thread takes at a time.
@@ -129,7 +129,7 @@ fn normalise_rows(
             sum: sum.map(at),
             out: at(out),
         };
-        dispatch_simd!(isa, normalise, rows: Rows);
+        isa.run(rows);
     });
 }
 
@@ -157,7 +157,8 @@ pub fn add(x: &[f32], y: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Whole rows of inputs and outputs.
+/// The same number of whole rows of inputs and outputs. No other thread accesses the rows of `sum` and
+/// `out`.
 struct Rows<'a> {
     x: &'a [f32],
     y: Option<&'a [f32]>,
@@ -168,31 +169,30 @@ struct Rows<'a> {
     out: *mut f32,
 }
 
-/// # Safety
-/// The CPU supports the instructions of `V`; `x`, `y`, `sum` and `out` have the same number of whole
-/// rows, and no other thread accesses the rows of `sum` and `out`.
-#[inline(always)]
-unsafe fn normalise<V: Vector>(rows: Rows) {
-    let Rows { x, y, norm, sum, out } = rows;
-    let width = norm.width();
-    for start in (0..x.len()).step_by(width) {
-        // SAFETY: `start + column + n` is within the row, and so within every slice.
-        unsafe {
-            let out = out.add(start);
-            let sum = sum.map_or(out, |sum| sum.add(start));
-            let x = x.as_ptr().add(start);
-            let squares = add_row::<V>(x, y.map(|y| y.as_ptr().add(start)), sum, width);
-            match norm {
-                RowNorm::Layer { weight, bias, eps } => {
-                    normalise_row::<V>(sum, out, weight, bias, eps);
-                }
-                RowNorm::Rms { weight, eps } => {
-                    let scale = inverse_root::<V>(squares, width, eps);
-                    for column in (0..width).step_by(LANES) {
-                        let n = LANES.min(width - column);
-                        let weight = V::load_partial(weight.as_ptr().add(column), n);
-                        let z = V::load_partial(sum.add(column), n);
-                        z.mul(scale).mul(weight).store_partial(out.add(column), n);
+impl SimdKernel for Rows<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        let Rows { x, y, norm, sum, out } = self;
+        let width = norm.width();
+        for start in (0..x.len()).step_by(width) {
+            // SAFETY: `start + column + n` is within the row, and so within every slice.
+            unsafe {
+                let out = out.add(start);
+                let sum = sum.map_or(out, |sum| sum.add(start));
+                let x = x.as_ptr().add(start);
+                let squares = add_row::<V>(x, y.map(|y| y.as_ptr().add(start)), sum, width);
+                match norm {
+                    RowNorm::Layer { weight, bias, eps } => {
+                        normalise_row::<V>(sum, out, weight, bias, eps);
+                    }
+                    RowNorm::Rms { weight, eps } => {
+                        let scale = inverse_root::<V>(squares, width, eps);
+                        for column in (0..width).step_by(LANES) {
+                            let n = LANES.min(width - column);
+                            let weight = V::load_partial(weight.as_ptr().add(column), n);
+                            let z = V::load_partial(sum.add(column), n);
+                            z.mul(scale).mul(weight).store_partial(out.add(column), n);
+                        }
                     }
                 }
             }

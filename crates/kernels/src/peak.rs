@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use crate::{
     compute_type::ComputeType,
-    gemm::{Kernel, Microkernel, RegisterTile, dispatch},
     isa::Isa,
+    simd::{Microkernel, ProductKernel, RegisterTile},
 };
 
 /// Operations per second of all threads together, measured for a few milliseconds on values in
@@ -25,7 +25,7 @@ pub fn peak(isa: Isa, compute_type: ComputeType) -> f64 {
         let start = Instant::now();
         let mut lane_products = 0;
         let kernel = MultiplyRegisters { steps, lane_products: &mut lane_products };
-        dispatch(isa, compute_type, kernel);
+        isa.run_products(compute_type, kernel);
         let operations = 2 * lane_products * compute_type.values_per_lane();
         operations as f64 / start.elapsed().as_secs_f64()
     });
@@ -37,7 +37,7 @@ struct MultiplyRegisters<'a> {
     lane_products: &'a mut usize,
 }
 
-impl Kernel for MultiplyRegisters<'_> {
+impl ProductKernel for MultiplyRegisters<'_> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         // SAFETY: upheld by the caller.

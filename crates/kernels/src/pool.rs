@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use crate::{
     isa::Isa,
     parallel::parallel_chunks,
-    simd::{LANES, Vector, dispatch_simd},
+    simd::{LANES, RegisterTile, SimdKernel},
 };
 
 /// The mean over the rows of each sequence. Sequence `i` is the rows `offsets[i]..offsets[i + 1]`.
@@ -39,7 +39,7 @@ pub fn mean_pool(isa: Isa, x: &[f32], width: usize, offsets: &[usize]) -> Vec<f3
     let mut out = Vec::with_capacity(len);
     parallel_chunks(&mut out.spare_capacity_mut()[..len], width.max(1), |i, out| {
         let args = Args { x: &x[offsets[i] * width..offsets[i + 1] * width], out };
-        dispatch_simd!(isa, mean, args: Args);
+        isa.run(args);
     });
     // SAFETY: every row has been written.
     unsafe { out.set_len(len) };
@@ -53,21 +53,22 @@ struct Args<'a> {
     out: &'a mut [MaybeUninit<f32>],
 }
 
-/// # Safety
-/// The CPU supports the instructions of `V`.
-#[inline(always)]
-unsafe fn mean<V: Vector>(args: Args) {
-    let Args { x, out } = args;
-    let (width, rows) = (out.len(), (x.len() / out.len()) as f32);
-    for column in (0..width).step_by(LANES) {
-        let n = LANES.min(width - column);
-        // SAFETY: `column + n` is within a row.
-        unsafe {
-            let mut sum = V::splat(0.0);
-            for row in x.chunks_exact(width) {
-                sum = sum.add(V::load_partial(row.as_ptr().add(column), n));
+impl SimdKernel for Args<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        let Args { x, out } = self;
+        let (width, rows) = (out.len(), (x.len() / out.len()) as f32);
+        for column in (0..width).step_by(LANES) {
+            let n = LANES.min(width - column);
+            // SAFETY: `column + n` is within a row.
+            unsafe {
+                let mut sum = V::splat(0.0);
+                for row in x.chunks_exact(width) {
+                    sum = sum.add(V::load_partial(row.as_ptr().add(column), n));
+                }
+                sum.div(V::splat(rows))
+                    .store_partial(out.as_mut_ptr().cast::<f32>().add(column), n);
             }
-            sum.div(V::splat(rows)).store_partial(out.as_mut_ptr().cast::<f32>().add(column), n);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     isa::Isa,
-    simd::{LANES, Vector, dispatch_simd},
+    simd::{LANES, RegisterTile, SimdKernel},
 };
 
 /// Converts the bits of f16 values to f32. Runs on the calling thread.
@@ -22,7 +22,7 @@ use crate::{
 pub fn f32_from_f16(isa: Isa, values: &[u16], out: &mut [f32]) {
     assert_eq!(values.len(), out.len(), "out: expected as many values as there are f16");
     let args = Args { values, out };
-    dispatch_simd!(isa, widen, args: Args);
+    isa.run(args);
 }
 
 struct Args<'a> {
@@ -30,21 +30,21 @@ struct Args<'a> {
     out: &'a mut [f32],
 }
 
-/// # Safety
-/// The CPU supports the instructions of `V`.
-#[inline(always)]
-unsafe fn widen<V: Vector>(args: Args) {
-    let Args { values, out } = args;
-    let whole = values.len() / LANES * LANES;
-    for i in (0..whole).step_by(LANES) {
-        // SAFETY: `i + LANES` is within both slices, which have the same length.
-        unsafe { V::load_f16(values.as_ptr().add(i)).store(out.as_mut_ptr().add(i)) };
+impl SimdKernel for Args<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        let Args { values, out } = self;
+        let whole = values.len() / LANES * LANES;
+        for i in (0..whole).step_by(LANES) {
+            // SAFETY: `i + LANES` is within both slices, which have the same length.
+            unsafe { V::load_f16(values.as_ptr().add(i)).store(out.as_mut_ptr().add(i)) };
+        }
+        let mut rest = [0; LANES];
+        let n = values.len() - whole; // less than `LANES`
+        rest[..n].copy_from_slice(&values[whole..]);
+        // SAFETY: `rest` has `LANES` values, and `out` has room for the last `n`.
+        unsafe { V::load_f16(rest.as_ptr()).store_partial(out.as_mut_ptr().add(whole), n) };
     }
-    let mut rest = [0; LANES];
-    let n = values.len() - whole; // less than `LANES`
-    rest[..n].copy_from_slice(&values[whole..]);
-    // SAFETY: `rest` has `LANES` values, and `out` has room for the last `n`.
-    unsafe { V::load_f16(rest.as_ptr()).store_partial(out.as_mut_ptr().add(whole), n) };
 }
 
 #[cfg(test)]

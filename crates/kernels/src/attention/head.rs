@@ -11,8 +11,8 @@ use super::{
 use crate::{
     buffer::{F32_PER_LINE, ScratchBuf, SharedPtr},
     compute_type::ComputeType,
-    gemm::{Element, Kernel, MAX_NR, Microkernel, RegisterTile, Tile, split_evenly},
-    simd::LANES,
+    gemm::Element,
+    simd::{LANES, MAX_NR, Microkernel, ProductKernel, RegisterTile, Tile, split_evenly},
 };
 
 /// Row stride of the scores. It is not a power of two, so that rows fall into different cache sets.
@@ -161,7 +161,7 @@ pub(super) struct Head<'a, T> {
     pub(super) out: SharedPtr<T>,
 }
 
-impl<T: Element> Kernel for Head<'_, T> {
+impl<T: Element> ProductKernel for Head<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         let Self { attention, task, scratch, out } = self;

@@ -20,12 +20,7 @@ pub use args::{
 };
 use head::{Head, HeadTask, Scratch, ScratchSizes};
 
-use crate::{
-    buffer::SharedPtr,
-    gemm::{Element, dispatch, max_mr, uses_bf16x3},
-    isa::Isa,
-    parallel::parallel_for,
-};
+use crate::{buffer::SharedPtr, gemm::Element, isa::Isa, parallel::parallel_for};
 
 /// Maximum number of queries per task with relative positions. A task stores the product of each of
 /// its queries and each row of the relative keys: 1 MiB of f32 for 512 rows.
@@ -87,10 +82,10 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
     let spare: &mut [MaybeUninit<T>] = out.spare_capacity_mut();
     let shared = SharedPtr::new(spare.as_mut_ptr().cast::<T>());
 
-    // f32 attention does not use AMX: it has too few products to pay for splitting its operands
-    // into BF16x3 terms.
-    let isa = if uses_bf16x3(isa, T::COMPUTE_TYPE) { Isa::AVX512_BF16_VNNI } else { isa };
-    let max_mr = max_mr(isa, T::COMPUTE_TYPE);
+    // f32 attention has too few products to pay for splitting its operands into BF16x3 terms.
+    let is_bf16x3 = isa.products(T::COMPUTE_TYPE).is_bf16x3;
+    let isa = if is_bf16x3 { isa.without_tiles() } else { isa };
+    let max_mr = isa.products(T::COMPUTE_TYPE).max_mr;
     let max_queries = if args.relative.is_some() { MAX_RELATIVE_QUERIES } else { usize::MAX };
     let tasks = tasks(args.sequences, h, max_mr, max_queries);
     let sizes = ScratchSizes::new(&args, &tasks, max_mr);
@@ -101,7 +96,8 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
         let mut scratch = Scratch::new::<T>(&sizes);
         for task in groups[i] {
             let scratch = &mut scratch;
-            dispatch(isa, T::COMPUTE_TYPE, Head { attention: &args, task, scratch, out: shared });
+            let head = Head { attention: &args, task, scratch, out: shared };
+            isa.run_products(T::COMPUTE_TYPE, head);
         }
     });
     // SAFETY: every query is in a sequence, so every element has been written.

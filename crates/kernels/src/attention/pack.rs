@@ -2,8 +2,8 @@
 
 use crate::{
     compute_type::ComputeType,
-    gemm::{Dot, Element, RegisterTile},
-    simd::{LANES, prefetch},
+    gemm::Element,
+    simd::{Dot, LANES, RegisterTile, prefetch},
 };
 
 /// Keys per block: few enough that their panels and the scores of a tile stay in L1 and L2.

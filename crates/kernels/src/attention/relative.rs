@@ -13,7 +13,10 @@ use super::{
     head::{Pass, SCORES_STRIDE, bf16_row_stride},
     pack::pack_keys,
 };
-use crate::gemm::{Element, Microkernel, RegisterTile, split_evenly};
+use crate::{
+    gemm::Element,
+    simd::{Microkernel, RegisterTile, split_evenly},
+};
 
 /// # Safety
 /// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that tiles

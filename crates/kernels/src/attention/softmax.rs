@@ -5,9 +5,9 @@ use std::f32::consts::LOG2_E;
 use super::args::{Attention, Sequence};
 use crate::{
     compute_type::ComputeType,
-    gemm::{Dot, Element, Store, WidenedBf16},
+    gemm::{Element, Store, WidenedBf16},
     math::{exp2, exp2_each},
-    simd::{LANES, Vector},
+    simd::{Dot, LANES, Vector},
 };
 
 /// The softmax of a query over the keys so far.

@@ -1,75 +1,10 @@
-//! f32 matrix products on bf16 units (BF16x3).
-//!
-//! AMX does not multiply f32, so each f32 value x is split into three bf16 terms with
-//! x = x₀ + x₁ + x₂: x₀ = bf16(x), x₁ = bf16(x − x₀), x₂ = x − x₀ − x₁. Of the nine partial
-//! products of two values, the six largest are summed; the other three add up to less than 2⁻²⁴ of
-//! the product of the two values, which is the rounding error of f32.
-//!
-//! # Layout
-//! Values are stored in blocks of [`BLOCK`] along k: all x₀ of the block, then all x₁, then all x₂.
-//! If x₂ is 0 in the whole weight, as for a checkpoint in f16, the weight is stored and multiplied
-//! with two terms per value. The result is the same.
-//!
-//! # Limits
-//! - Inputs and weights with a magnitude above 3.396e38, and infinities, give NaN: they overflow
-//!   bf16.
-//! - bf16 units flush operands and sums below 2⁻¹²⁶ to zero. A term or a partial product that is
-//!   not zero can be as small as about 2⁻²⁴ times the value or the product that it belongs to, so
-//!   values and products below 2⁻¹⁰² lose bits.
+//! Rows and weights split into the bf16 terms of BF16x3 ([`bf16x3`](crate::simd::bf16x3)).
 
-use super::{
-    dot::Dot,
-    element::{Element, Store},
-    microkernel::MAX_NR,
+use super::element::{Element, Store};
+use crate::simd::{
+    Dot, LANES, MAX_NR, Vector,
+    bf16x3::{BLOCK, TERM_LANES, blocks, lanes_per_block},
 };
-use crate::{
-    compute_type::ComputeType,
-    isa::Isa,
-    simd::{LANES, Vector},
-};
-
-/// Packed lanes per term of a block. A lane contains one term of each of two adjacent values.
-const TERM_LANES: usize = 16;
-/// Values of a block along k. Ranges of k that are multiplied separately are whole blocks.
-pub(crate) const BLOCK: usize = 2 * TERM_LANES;
-
-/// Whether products of this type are computed as BF16x3.
-pub(crate) fn is_used(isa: Isa, compute_type: ComputeType) -> bool {
-    isa >= Isa::AMX && compute_type == ComputeType::F32
-}
-
-/// Blocks that `k` values take; the last is padded with zeros.
-pub(crate) const fn blocks(k: usize) -> usize {
-    k.div_ceil(BLOCK)
-}
-
-/// Packed lanes that `k` values take with three terms each.
-pub(crate) const fn lanes(k: usize) -> usize {
-    lanes_per_block(3) * blocks(k)
-}
-
-/// Packed lanes of a block with this number of terms per value.
-pub(crate) const fn lanes_per_block(terms: usize) -> usize {
-    terms * TERM_LANES
-}
-
-/// The number of terms that represent every value of a weight exactly: two if all significands have
-/// at most 16 bits, else three.
-pub(crate) fn terms_needed(weight: &[f32]) -> usize {
-    if weight.iter().fold(0, |bits, w| bits | w.to_bits()) & 0xff == 0 { 2 } else { 3 }
-}
-
-/// The sum of the terms of value `k` of a packed row or column. `lane(i)` reads its packed lane i.
-pub(crate) fn join(terms: usize, k: usize, lane: impl Fn(usize) -> f32) -> f32 {
-    let term = |term| {
-        let lane = lane((k / BLOCK * terms + term) * TERM_LANES + k % BLOCK / 2);
-        f32::from_bits(lane.to_bits() >> (16 * (k % 2)) << 16)
-    };
-    match (1..terms).rev().map(term).sum::<f32>() {
-        0.0 => term(0), // keeps the sign of −0
-        rest => term(0) + rest,
-    }
-}
 
 /// The first bf16 term of a value. The second and third terms are [`BLOCK`] and 2·[`BLOCK`]
 /// elements after it.
@@ -107,7 +42,7 @@ impl Store for Bf16x3 {
 /// Splits a row into terms.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V` and `D`; `to` has room for [`lanes`]`(row.len())`.
+/// The CPU supports the instructions of `V` and `D`; `to` has room for [`lanes`](crate::simd::bf16x3::lanes)`(row.len())`.
 #[inline(always)]
 pub(crate) unsafe fn split_row<V: Vector, D: Dot<V>, T: Element>(row: &[T], to: *mut f32) {
     for first in (0..BLOCK * blocks(row.len())).step_by(LANES) {
@@ -161,7 +96,13 @@ pub(crate) unsafe fn split_block<V: Vector>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{gemm::dot::Bf16, simd::dispatch_simd};
+    use crate::{
+        Isa,
+        simd::{
+            Bf16, RegisterTile, SimdKernel,
+            bf16x3::{join, lanes, terms_needed},
+        },
+    };
 
     struct Args<'a> {
         row: &'a [f32],
@@ -171,15 +112,17 @@ mod tests {
         packed_panel: &'a mut [f32],
     }
 
-    #[inline(always)]
-    unsafe fn split<V: Vector>(args: Args) {
-        let (blocks, _) = args.panel.as_chunks();
-        let packed_panel = args.packed_panel.chunks_mut(lanes_per_block(args.terms) * MAX_NR);
-        // SAFETY: upheld by the caller, and the buffers have room.
-        unsafe {
-            split_row::<V, Bf16, f32>(args.row, args.packed_row.as_mut_ptr());
-            for (block, to) in blocks.iter().zip(packed_panel) {
-                split_block::<V>(block, args.terms, to.as_mut_ptr());
+    impl SimdKernel for Args<'_> {
+        #[inline(always)]
+        unsafe fn run<V: RegisterTile>(self) {
+            let (blocks, _) = self.panel.as_chunks();
+            let packed_panel = self.packed_panel.chunks_mut(lanes_per_block(self.terms) * MAX_NR);
+            // SAFETY: upheld by the caller, and the buffers have room.
+            unsafe {
+                split_row::<V, Bf16, f32>(self.row, self.packed_row.as_mut_ptr());
+                for (block, to) in blocks.iter().zip(packed_panel) {
+                    split_block::<V>(block, self.terms, to.as_mut_ptr());
+                }
             }
         }
     }
@@ -203,7 +146,7 @@ mod tests {
                 (vec![f32::NAN; lanes(n)], vec![f32::NAN; lanes(n) / 3 * terms * MAX_NR]);
             let (packed_row, packed_panel) = (&mut packed_row[..], &mut packed_panel[..]);
             let args = Args { row: &row, packed_row, panel: &panel, terms, packed_panel };
-            dispatch_simd!(isa, split, args: Args);
+            isa.run(args);
             let check = |terms, i: usize, lane: &dyn Fn(usize) -> f32, value: f32| {
                 assert_eq!(join(terms, i, lane), value, "{} {i} of {n}", isa.name());
                 let mut max = value.abs() / 256.0;

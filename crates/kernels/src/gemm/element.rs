@@ -2,10 +2,9 @@
 //! 32 bits: one f32 or two bf16. [`WidenedBf16`] is bf16 with one lane per value. `bf16x3.rs`
 //! implements [`Store`] for f32 split into bf16 terms.
 
-use super::dot::Dot;
 use crate::{
     compute_type::ComputeType,
-    simd::{LANES, Vector},
+    simd::{Dot, LANES, Vector},
 };
 
 /// An element type that the epilogue can write.

@@ -2,11 +2,11 @@
 //! activation and stores the result. In a gated layer, the activation is applied to the gate, and
 //! the product is multiplied by the activated gate.
 
-use super::{dot::Dot, element::Store, int8::RowQuantisation, microkernel::Tile, pack::Panel};
+use super::{element::Store, int8::RowQuantisation, pack::Panel};
 use crate::{
     activation::Activation,
     buffer::SharedPtr,
-    simd::{LANES, Vector},
+    simd::{Dot, LANES, Tile, Vector},
 };
 
 /// The destination of a product.

@@ -5,11 +5,9 @@
 //! range, each panel is multiplied with each tile. The epilogue runs after the last range.
 
 use super::{
-    bf16x3,
-    dispatch::{Kernel, dispatch},
+    bf16x3::Bf16x3,
     element::{Element, Store, WidenedBf16},
     epilogue::{Output, epilogue},
-    microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, input_lanes, max_mr, nr, split_evenly},
     pack::{PackedLinear, Panel},
     pack_input::{InputFormat, PackedInput},
 };
@@ -19,21 +17,8 @@ use crate::{
     compute_type::ComputeType,
     isa::Isa,
     parallel::parallel_for,
-    simd::prefetch_rows,
+    simd::{Microkernel, ProductKernel, RegisterTile, Tile, bf16x3, prefetch_rows, split_evenly},
 };
-
-/// mc in tiles and nc in panels. A task's panels and the rows of a block stay in L2 while they are
-/// multiplied: 0.8 MB and 0.2 MB with AVX-512 in f32.
-pub(super) fn block_size(isa: Isa, compute_type: ComputeType) -> (usize, usize) {
-    /// mc as a number of rows, for all instruction sets except AMX.
-    const MC_ROWS: usize = 72;
-    match isa {
-        // A row of BF16x3 is three times as long as a row of bf16, so that a block has fewer tiles.
-        Isa::AMX if bf16x3::is_used(isa, compute_type) => (6, 24),
-        Isa::AMX => (12, 4),
-        _ => (MC_ROWS / max_mr(isa, compute_type), 8 * MAX_NR / nr(isa)),
-    }
-}
 
 /// A linear layer, `activation(x·Wᵀ + b)`, or a gated one, `activation(x·Wᵀ + b) ⊙ (x·Fᵀ + c)`.
 /// With several weights, which have the same input width and compute type, the products are
@@ -183,7 +168,7 @@ fn chain<T: Element, U: Store>(isa: Isa, x: &[T], layers: &[LinearMap]) -> Vec<U
         // A raw pointer, because the buffer is uninitialised.
         let output = Output { data: SharedPtr::new(out.as_mut_ptr()), row_stride: width };
         let layers: Vec<Layer> = layers.iter().map(|layer| Layer::new(isa, layer)).collect();
-        let tiles: Vec<_> = split_evenly(m, max_mr(isa, first.compute_type())).collect();
+        let tiles: Vec<_> = split_evenly(m, isa.products(first.compute_type()).max_mr).collect();
         run_layers(&layers, x, &tiles, output);
     }
     // SAFETY: every element has been written.
@@ -205,7 +190,7 @@ pub(super) struct Layer<'a> {
 impl<'a> Layer<'a> {
     pub(super) fn new(isa: Isa, layer: &'a LinearMap) -> Self {
         let (compute_type, k_lanes) = (layer.compute_type(), layer.weights[0].k_lanes());
-        let lanes = k_lanes * input_lanes(isa, compute_type);
+        let lanes = k_lanes * isa.products(compute_type).input_lanes;
         let input = InputFormat { isa, compute_type, k: layer.input(), lanes };
         let is_gated = layer.factor.is_some();
         Self { input, k_lanes, panels: layer.panels(), activation: layer.activation, is_gated }
@@ -214,7 +199,7 @@ impl<'a> Layer<'a> {
     /// Multiplies all rows. `tiles` are the first row and mr of each tile.
     fn run<T: Store>(&self, rows: &PackedInput, tiles: &[(usize, usize)], out: Output<T>) {
         let InputFormat { isa, compute_type, .. } = self.input;
-        let (mc_tiles, nc_panels) = block_size(isa, compute_type);
+        let (mc_tiles, nc_panels) = isa.products(compute_type).block;
         let row_blocks: Vec<_> = split_evenly(tiles.len(), mc_tiles)
             .map(|(first, n)| &tiles[first..first + n])
             .collect();
@@ -237,7 +222,7 @@ impl<'a> Layer<'a> {
                 is_gated: self.is_gated,
                 out,
             };
-            dispatch(isa, compute_type, block);
+            isa.run_products(compute_type, block);
         });
     }
 }
@@ -252,13 +237,13 @@ fn run_layers<T: Element, U: Store>(
 ) {
     let InputFormat { isa, compute_type, k, .. } = layers[0].input;
     let m = x.len() / k;
-    let is_bf16x3 = bf16x3::is_used(isa, compute_type);
+    let products = isa.products(compute_type);
     let mut rows = PackedInput::pack(layers[0].input, x, k);
     for pair in layers.windows(2) {
         let (layer, next) = (&pair[0], pair[1].input);
         let whole_blocks = || layer.panels.iter().all(|p| p.column.is_multiple_of(bf16x3::BLOCK));
         rows = match compute_type {
-            ComputeType::Bf16 if input_lanes(isa, compute_type) == 2 => {
+            ComputeType::Bf16 if products.input_lanes == 2 => {
                 PackedInput::from_packed::<WidenedBf16>(next, m, |out| {
                     layer.run(&rows, tiles, out);
                 })
@@ -266,11 +251,11 @@ fn run_layers<T: Element, U: Store>(
             ComputeType::Bf16 => {
                 PackedInput::from_packed::<u16>(next, m, |out| layer.run(&rows, tiles, out))
             }
-            ComputeType::F32 if !is_bf16x3 => {
+            ComputeType::F32 if !products.is_bf16x3 => {
                 PackedInput::from_packed::<f32>(next, m, |out| layer.run(&rows, tiles, out))
             }
             ComputeType::F32 if whole_blocks() => {
-                PackedInput::from_packed::<bf16x3::Bf16x3>(next, m, |out| {
+                PackedInput::from_packed::<Bf16x3>(next, m, |out| {
                     layer.run(&rows, tiles, out);
                 })
             }
@@ -294,7 +279,7 @@ pub(super) struct Block<'a, T> {
     pub(super) out: Output<T>,
 }
 
-impl<T: Store> Kernel for Block<'_, T> {
+impl<T: Store> ProductKernel for Block<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         debug_assert!(self.panels.iter().all(|panel| panel.nr == V::NR));

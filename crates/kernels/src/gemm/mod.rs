@@ -4,14 +4,13 @@
 //! product. Input rows are converted to the weight's [`ComputeType`](crate::ComputeType). Panels
 //! and converted rows consist of packed lanes of 32 bits. A lane holds one f32, two bf16 or four
 //! int8 that are adjacent along k. All compute types therefore use the same loops over rows, panels
-//! and k. They differ in how rows and weights are packed, in the product of two lanes ([`Dot`])
+//! and k. They differ in how rows and weights are packed, in the product of two lanes ([`Dot`](crate::simd::Dot))
 //! and, for int8, in the epilogue, which dequantises. On ISAs without bf16 instructions, an input
-//! row of bf16 has one f32 per value ([`Dot::INPUT_LANES`]).
+//! row of bf16 has one f32 per value ([`Dot::INPUT_LANES`](crate::simd::Dot::INPUT_LANES)).
 //!
 //! From the innermost step outwards:
-//! - `dot`: the product of two lanes
-//! - `microkernel`: a tile of mr rows × nr columns, accumulated in registers; `amx`: the same
-//!   in AMX tile registers
+//! - [`simd`](crate::simd): the product of two lanes, and the microkernel, a tile of mr rows × nr
+//!   columns, accumulated in registers
 //! - `epilogue`: dequantise, bias, activation, store
 //! - `linear`: the loops over tiles, panels and k, and their parallelism; `pooled`: the same with
 //!   the rows of each sequence pooled
@@ -23,25 +22,16 @@
 //! that is the same for every row. An element of the product is therefore bit-identical whatever
 //! the other rows of the input and the number of threads are.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod bf16x3;
-mod dispatch;
-mod dot;
 mod element;
 mod epilogue;
 mod int8;
 mod linear;
-mod microkernel;
 mod pack;
 mod pack_input;
 mod pooled;
 
-pub(crate) use bf16x3::is_used as uses_bf16x3;
-pub(crate) use dispatch::{Kernel, dispatch};
-pub(crate) use dot::Dot;
 pub(crate) use element::{Element, Store, WidenedBf16};
 pub use linear::{LinearMap, Rows, chain_bf16, chain_f32, linear};
-pub(crate) use microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, max_mr, split_evenly};
 pub use pack::{MAX_INT8_INPUT, PackedArrays, PackedLinear};
 pub use pooled::{RowPooling, pooled_linear};

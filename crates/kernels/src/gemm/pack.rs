@@ -5,15 +5,14 @@ use std::{fmt, ops::Range};
 use rayon::prelude::*;
 
 use super::{
-    bf16x3,
+    bf16x3::split_block,
     int8::{quantise_symmetric, rotate},
-    microkernel::{MAX_NR, RegisterTile, nr},
 };
 use crate::{
     buffer::{AlignedBuf, F32_PER_LINE, SharedBytes, Values},
     compute_type::ComputeType,
     isa::Isa,
-    simd::{LANES, Scalar, bf16_bits, dispatch_simd},
+    simd::{LANES, MAX_NR, Products, RegisterTile, ScalarVector, SimdKernel, bf16_bits, bf16x3},
 };
 
 /// The largest input width of [`ComputeType::Int8`], so that the sum of all products fits an i32.
@@ -106,7 +105,7 @@ impl<'a> Panel<'a> {
 
 /// k in packed lanes; for BF16x3, with three terms per value.
 fn k_lanes(isa: Isa, compute_type: ComputeType, k: usize) -> usize {
-    if bf16x3::is_used(isa, compute_type) {
+    if isa.products(compute_type).is_bf16x3 {
         bf16x3::lanes(k)
     } else {
         k.div_ceil(compute_type.values_per_lane())
@@ -195,11 +194,11 @@ impl PackedLinear {
             compute_type != ComputeType::Int8 || input <= MAX_INT8_INPUT,
             "int8: the input width exceeds {MAX_INT8_INPUT}"
         );
-        let nr = nr(isa);
+        let Products { nr, is_bf16x3, .. } = isa.products(compute_type);
         let padded = out.next_multiple_of(nr);
         let k_lanes = k_lanes(isa, compute_type, input);
         let rows_of_panel = |p: usize| p * nr..out.min((p + 1) * nr);
-        let terms = bf16x3::is_used(isa, compute_type).then(|| {
+        let terms = is_bf16x3.then(|| {
             let panels = (0..padded / nr).into_par_iter();
             let needed = |buffer: &mut B, p| bf16x3::terms_needed(rows(buffer, rows_of_panel(p)));
             panels.map_init(&buffer, needed).max().unwrap_or(2)
@@ -211,9 +210,16 @@ impl PackedLinear {
         let chunks = chunks.zip(scales.par_chunks_mut(nr)).zip(column_sums.par_chunks_mut(nr));
         chunks.enumerate().for_each_init(&buffer, |buffer, (p, ((panel, scales), column_sums))| {
             let (weight, columns) = (rows(buffer, rows_of_panel(p)), rows_of_panel(p).len());
-            let args =
-                Args { compute_type, terms, weight, columns, input, panel, scales, column_sums };
-            dispatch_simd!(isa, pack_panel, args: Args);
+            isa.run(PackPanel {
+                compute_type,
+                terms,
+                weight,
+                columns,
+                input,
+                panel,
+                scales,
+                column_sums,
+            });
         });
         let mut padded_bias = vec![0.0; padded];
         if let Some(bias) = bias {
@@ -286,16 +292,12 @@ impl PackedLinear {
         if !all.into_iter().flatten().all(|array| array.is_aligned_to(4 * F32_PER_LINE)) {
             return None;
         }
-        let nr = nr(isa);
+        let Products { nr, is_bf16x3, .. } = isa.products(compute_type);
         let (padded, k_lanes) = (out.next_multiple_of(nr), k_lanes(isa, compute_type, input));
         let per_panel = |terms: usize| nr * k_lanes * terms / 3;
         let len = panels.as_f32().len();
         let fits = |terms: &usize| padded / nr * per_panel(*terms) == len;
-        let terms = if bf16x3::is_used(isa, compute_type) {
-            Some([2, 3].into_iter().find(fits)?)
-        } else {
-            None
-        };
+        let terms = if is_bf16x3 { Some([2, 3].into_iter().find(fits)?) } else { None };
         let is_int8 = compute_type == ComputeType::Int8;
         let is_padded = |array: &SharedBytes| array.as_f32().len() == padded;
         let are_valid = fits(&terms.unwrap_or(3))
@@ -343,7 +345,7 @@ impl PackedLinear {
                 let rotated = row.to_vec();
                 // SAFETY: the scalar vector needs no special instructions; both rows have the same
                 // length.
-                unsafe { rotate::<Scalar, f32>(&rotated, row.as_mut_ptr()) };
+                unsafe { rotate::<ScalarVector, f32>(&rotated, row.as_mut_ptr()) };
             }
         }
         weight
@@ -375,8 +377,8 @@ impl PackedLinear {
 
     /// Whether kernels of this ISA can read the packed layout.
     pub(crate) fn is_for(&self, isa: Isa) -> bool {
-        let has_terms = bf16x3::is_used(isa, self.compute_type);
-        self.nr == nr(isa) && self.terms.is_some() == has_terms
+        let Products { nr, is_bf16x3, .. } = isa.products(self.compute_type);
+        self.nr == nr && self.terms.is_some() == is_bf16x3
     }
 
     /// The panels. `column` is the output column of the first panel's first column.
@@ -395,7 +397,8 @@ impl PackedLinear {
     }
 }
 
-struct Args<'a> {
+/// A panel to be packed.
+struct PackPanel<'a> {
     compute_type: ComputeType,
     terms: Option<usize>,
     /// The rows of the weight that are the panel's columns.
@@ -407,24 +410,24 @@ struct Args<'a> {
     column_sums: &'a mut [f32],
 }
 
-/// # Safety
-/// The CPU supports the instructions of `V`.
-#[inline(always)]
-unsafe fn pack_panel<V: RegisterTile>(args: Args) {
-    match args.compute_type {
-        // SAFETY: upheld by the caller.
-        ComputeType::F32 => unsafe { pack_f32::<V>(args) },
-        ComputeType::Bf16 => pack_bf16::<V>(args),
-        // SAFETY: upheld by the caller.
-        ComputeType::Int8 => unsafe { pack_int8::<V>(args) },
+impl SimdKernel for PackPanel<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        match self.compute_type {
+            // SAFETY: upheld by the caller.
+            ComputeType::F32 => unsafe { pack_f32::<V>(self) },
+            ComputeType::Bf16 => pack_bf16::<V>(self),
+            // SAFETY: upheld by the caller.
+            ComputeType::Int8 => unsafe { pack_int8::<V>(self) },
+        }
     }
 }
 
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
-unsafe fn pack_f32<V: RegisterTile>(args: Args) {
-    let Args { terms, weight, columns, input, panel, .. } = args;
+unsafe fn pack_f32<V: RegisterTile>(panel: PackPanel) {
+    let PackPanel { terms, weight, columns, input, panel, .. } = panel;
     let block_len = terms.map_or(bf16x3::BLOCK, bf16x3::lanes_per_block) * V::NR;
     // A block of k at a time, which stays in cache while its columns are written.
     for (panel, first) in panel.chunks_mut(block_len).zip((0..input).step_by(bf16x3::BLOCK)) {
@@ -435,15 +438,15 @@ unsafe fn pack_f32<V: RegisterTile>(args: Args) {
         }
         match terms {
             // SAFETY: upheld by the caller; the panel has room for the block's terms.
-            Some(terms) => unsafe { bf16x3::split_block::<V>(&block, terms, panel.as_mut_ptr()) },
+            Some(terms) => unsafe { split_block::<V>(&block, terms, panel.as_mut_ptr()) },
             None => panel.copy_from_slice(&block[..panel.len()]),
         }
     }
 }
 
 #[inline(always)]
-fn pack_bf16<V: RegisterTile>(args: Args) {
-    let Args { weight, columns, input, panel, .. } = args;
+fn pack_bf16<V: RegisterTile>(panel: PackPanel) {
+    let PackPanel { weight, columns, input, panel, .. } = panel;
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
         let lanes = panel[column..].iter_mut().step_by(V::NR);
         lanes.zip(row.chunks(2)).for_each(|(lane, pair)| {
@@ -456,8 +459,8 @@ fn pack_bf16<V: RegisterTile>(args: Args) {
 /// # Safety
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
-unsafe fn pack_int8<V: RegisterTile>(args: Args) {
-    let Args { weight, columns, input, panel, scales, column_sums, .. } = args;
+unsafe fn pack_int8<V: RegisterTile>(panel: PackPanel) {
+    let PackPanel { weight, columns, input, panel, scales, column_sums, .. } = panel;
     let mut rotated = vec![0.0; input];
     let mut bytes = vec![128; input.next_multiple_of(LANES)];
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {

@@ -1,19 +1,17 @@
 //! Input rows, packed in the compute type of the weight that they are multiplied with.
 
 use super::{
-    bf16x3,
-    dispatch::{Kernel, dispatch},
+    bf16x3::split_row,
     element::{Element, Store, WidenedBf16, round_row},
     epilogue::Output,
     int8::{RowQuantisation, quantise_asymmetric, rotate},
-    microkernel::{Microkernel, RegisterTile},
 };
 use crate::{
     buffer::{F32_PER_LINE, ScratchBuf, SharedPtr},
     compute_type::ComputeType,
     isa::Isa,
     parallel::parallel_chunks,
-    simd::LANES,
+    simd::{LANES, Microkernel, ProductKernel, RegisterTile},
 };
 
 /// Rows that a thread packs at a time.
@@ -56,7 +54,7 @@ impl PackedInput {
             let to = unsafe { to.get().add(i * ROWS_PER_CHUNK * row_stride) };
             let InputFormat { isa, compute_type, k, .. } = format;
             let kernel = PackRows { compute_type, x, x_stride, k, quantisation, to, row_stride };
-            dispatch(isa, compute_type, kernel);
+            isa.run_products(compute_type, kernel);
         });
         Self { lanes, row_stride, quantisation }
     }
@@ -119,7 +117,7 @@ struct PackRows<'a, T> {
     row_stride: usize,
 }
 
-impl<T: Element> Kernel for PackRows<'_, T> {
+impl<T: Element> ProductKernel for PackRows<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
         let Self { compute_type, x, x_stride, k, quantisation, to, row_stride } = self;
@@ -133,7 +131,7 @@ impl<T: Element> Kernel for PackRows<'_, T> {
             unsafe {
                 let to = to.add(i * row_stride);
                 match compute_type {
-                    ComputeType::F32 if D::IS_BF16X3 => bf16x3::split_row::<V, D, T>(row, to),
+                    ComputeType::F32 if D::IS_BF16X3 => split_row::<V, D, T>(row, to),
                     ComputeType::F32 => copy_row::<V, T>(row, to),
                     ComputeType::Bf16 if D::INPUT_LANES == 2 => {
                         round_row::<V, D, T, WidenedBf16>(row, to.cast());

@@ -2,11 +2,9 @@
 //! so that the whole product is never in memory.
 
 use super::{
-    dispatch::dispatch,
     element::Element,
     epilogue::Output,
-    linear::{Block, Layer, LinearMap, Rows, block_size},
-    microkernel::{max_mr, split_evenly},
+    linear::{Block, Layer, LinearMap, Rows},
     pack::{PackedLinear, Panel},
     pack_input::PackedInput,
 };
@@ -15,7 +13,7 @@ use crate::{
     buffer::{ScratchBuf, SharedPtr},
     isa::Isa,
     parallel::parallel_for,
-    simd::{LANES, Vector, dispatch_simd},
+    simd::{LANES, Products, RegisterTile, SimdKernel, split_evenly},
 };
 
 /// How the rows of a sequence are pooled, for each column.
@@ -100,8 +98,8 @@ fn pooled<T: Element>(
     let layer = Layer::new(isa, &map);
     let rows = PackedInput::pack(layer.input, x, k);
     let compute_type = weight.compute_type();
-    let tiles: Vec<_> = split_evenly(n, max_mr(isa, compute_type)).collect();
-    let (mc_tiles, nc_panels) = block_size(isa, compute_type);
+    let Products { max_mr, block: (mc_tiles, nc_panels), .. } = isa.products(compute_type);
+    let tiles: Vec<_> = split_evenly(n, max_mr).collect();
     let row_blocks: Vec<&[(usize, usize)]> = tiles.chunks(mc_tiles).collect();
     // About eight tasks per thread if there are enough panels.
     let max_panels = layer.panels.len() / (8 * rayon::current_num_threads());
@@ -112,7 +110,7 @@ fn pooled<T: Element>(
         let panels = panel_blocks[task];
         let first = panels[0].column;
         let columns: usize = panels.iter().map(|panel| panel.columns).sum();
-        let mut product = ScratchBuf::new(mc_tiles * max_mr(isa, compute_type) * columns);
+        let mut product = ScratchBuf::new(mc_tiles * max_mr * columns);
         let mut sequence = 0;
         for tiles in &row_blocks {
             let (start, (last, last_mr)) = (tiles[0].0, tiles[tiles.len() - 1]);
@@ -128,7 +126,7 @@ fn pooled<T: Element>(
                 is_gated: false,
                 out: Output { data: SharedPtr::new(data), row_stride: columns },
             };
-            dispatch(isa, compute_type, block);
+            isa.run_products(compute_type, block);
             for row in start..last + last_mr {
                 while offsets.get(sequence + 1).is_some_and(|&end| end <= row) {
                     sequence += 1;
@@ -167,33 +165,33 @@ fn pool_row(isa: Isa, x: &[f32], pooled: &mut [f32], pooling: RowPooling) {
     };
     match pooling {
         RowPooling::Max => {
-            let args = MaxArgs { x, pooled };
-            dispatch_simd!(isa, max, args: MaxArgs);
+            isa.run(Max { x, pooled });
         }
         RowPooling::SumLog1p => sum(pooled, f32::ln_1p),
         RowPooling::SumLog1pTwice => sum(pooled, |x| x.ln_1p().ln_1p()),
     }
 }
 
-struct MaxArgs<'a> {
+/// Replaces each pooled value by the maximum of it and of the value of the row, which has as many.
+struct Max<'a> {
     x: &'a [f32],
     pooled: &'a mut [f32],
 }
 
-/// # Safety
-/// The CPU supports the instructions of `V`.
-#[inline(always)]
-unsafe fn max<V: Vector>(args: MaxArgs) {
-    let MaxArgs { x, pooled } = args;
-    for column in (0..x.len()).step_by(LANES) {
-        let n = LANES.min(x.len() - column);
-        // SAFETY: `column + n` is within both rows, which have the same length.
-        unsafe {
-            let x = V::load_partial(x.as_ptr().add(column), n);
-            let to = pooled.as_mut_ptr().add(column);
-            // `max` returns its second operand if one is NaN, so that NaN stays. The difference is
-            // 0, or NaN if x is not finite.
-            x.max(V::load_partial(to, n)).add(x.sub(x)).store_partial(to, n);
+impl SimdKernel for Max<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        let Self { x, pooled } = self;
+        for column in (0..x.len()).step_by(LANES) {
+            let n = LANES.min(x.len() - column);
+            // SAFETY: `column + n` is within both rows, which have the same length.
+            unsafe {
+                let x = V::load_partial(x.as_ptr().add(column), n);
+                let to = pooled.as_mut_ptr().add(column);
+                // `max` returns its second operand if one is NaN, so that NaN stays. The difference
+                // is 0, or NaN if x is not finite.
+                x.max(V::load_partial(to, n)).add(x.sub(x)).store_partial(to, n);
+            }
         }
     }
 }

@@ -2,7 +2,60 @@
 
 use std::arch::x86_64::*;
 
-use super::vector::Register;
+use super::{
+    dot::{Bf16, Dot, F32, Int8},
+    instruction_set::{InstructionSet, ProductKernel, SimdKernel, run_product_kernel},
+    microkernel::{RegisterTile, Tile, multiply_for_mr},
+    vector::Register,
+};
+use crate::compute_type::ComputeType;
+
+type Avx2Vector = [__m256; 2];
+
+/// x86-64 with AVX2, FMA and F16C.
+pub(super) struct Avx2;
+
+impl InstructionSet for Avx2 {
+    const NAME: &'static str = "avx2";
+    type Vector = Avx2Vector;
+    type F32 = F32;
+    type Bf16 = Bf16;
+    type Int8 = Int8;
+
+    fn is_supported() -> bool {
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller; the vector type needs the enabled instructions only.
+        unsafe { kernel.run::<Avx2Vector>() }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        // SAFETY: as above.
+        unsafe { run_product_kernel::<Self>(compute_type, kernel) }
+    }
+}
+
+impl RegisterTile for Avx2Vector {
+    /// One vector, in two registers.
+    const NR: usize = 16;
+    const MAX_MR: usize = 6;
+    const MAX_MR_INT8: usize = 4;
+    // Measured on an EPYC (Zen 3).
+    const UNROLL: usize = 8;
+    const PREFETCH_DISTANCE: Option<usize> = None;
+
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
+        multiply_for_mr!(
+            Avx2Vector, D, features: "avx2,fma,f16c", NV: 1, MR: [1 2 3 4 5 6], mr, tile
+        )
+    }
+}
 
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
 impl Register for __m256 {

@@ -1,8 +1,197 @@
-//! AVX-512 F and BW: registers of 16 lanes.
+//! AVX-512: registers of 16 lanes; products of 8-bit integers by VNNI and of bf16 by BF16.
 
 use std::arch::x86_64::*;
 
-use super::vector::Register;
+use super::{
+    dot::{Bf16, Dot, F32, Int8},
+    instruction_set::{InstructionSet, ProductKernel, SimdKernel, run_product_kernel},
+    microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, multiply_for_mr},
+    vector::{Register, Vector},
+};
+use crate::compute_type::ComputeType;
+
+pub(super) type Avx512Vector = [__m512; 1];
+
+/// x86-64 with AVX-512 F and BW.
+pub(super) struct Avx512;
+
+impl InstructionSet for Avx512 {
+    const NAME: &'static str = "avx512";
+    type Vector = Avx512Vector;
+    type F32 = F32;
+    type Bf16 = Bf16;
+    type Int8 = Int8;
+
+    fn is_supported() -> bool {
+        // The levels of x86-64 include the ones before them.
+        super::avx2::Avx2::is_supported()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller; the vector type needs the enabled instructions only.
+        unsafe { kernel.run::<Avx512Vector>() }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        // SAFETY: as above.
+        unsafe { run_product_kernel::<Self>(compute_type, kernel) }
+    }
+}
+
+/// [`Avx512`] plus VNNI: dot products of 8-bit integers.
+pub(super) struct Avx512Vnni;
+
+impl InstructionSet for Avx512Vnni {
+    const NAME: &'static str = "avx512-vnni";
+    type Vector = Avx512Vector;
+    type F32 = F32;
+    type Bf16 = Bf16;
+    type Int8 = NativeInt8;
+
+    fn is_supported() -> bool {
+        Avx512::is_supported() && is_x86_feature_detected!("avx512vnni")
+    }
+
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller.
+        unsafe { Avx512::run(kernel) }
+    }
+
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+        unsafe fn int8(kernel: impl ProductKernel) {
+            // SAFETY: as in `Avx512`.
+            unsafe { kernel.run::<Avx512Vector, NativeInt8>() }
+        }
+        // SAFETY: upheld by the caller.
+        unsafe {
+            match compute_type {
+                ComputeType::Int8 => int8(kernel),
+                ComputeType::F32 | ComputeType::Bf16 => Avx512::run_products(compute_type, kernel),
+            }
+        }
+    }
+}
+
+/// [`Avx512Vnni`] plus BF16: dot products of bf16.
+pub(super) struct Avx512Bf16Vnni;
+
+impl InstructionSet for Avx512Bf16Vnni {
+    const NAME: &'static str = "avx512-bf16-vnni";
+    type Vector = Avx512Vector;
+    type F32 = F32;
+    type Bf16 = NativeBf16;
+    type Int8 = NativeInt8;
+
+    fn is_supported() -> bool {
+        Avx512Vnni::is_supported() && is_x86_feature_detected!("avx512bf16")
+    }
+
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller.
+        unsafe { Avx512::run(kernel) }
+    }
+
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+        unsafe fn bf16(kernel: impl ProductKernel) {
+            // SAFETY: as in `Avx512`.
+            unsafe { kernel.run::<Avx512Vector, NativeBf16>() }
+        }
+        // SAFETY: upheld by the caller.
+        unsafe {
+            match compute_type {
+                ComputeType::Bf16 => bf16(kernel),
+                ComputeType::F32 | ComputeType::Int8 => {
+                    Avx512Vnni::run_products(compute_type, kernel)
+                }
+            }
+        }
+    }
+}
+
+/// [`multiply_for_mr!`] for AVX-512.
+macro_rules! multiply_avx512 {
+    ($D:ty, $features:literal, $mr:expr, $tile:expr) => {
+        multiply_for_mr!(
+            Avx512Vector, $D, features: $features, NV: 2, MR: [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
+            $mr, $tile
+        )
+    };
+}
+
+impl RegisterTile for Avx512Vector {
+    const NR: usize = MAX_NR;
+    const MAX_MR: usize = 14;
+    const MAX_MR_BF16: usize = 12;
+    const MAX_MR_INT8: usize = 12;
+
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
+        multiply_avx512!(D, "avx512f,avx512bw", mr, tile)
+    }
+}
+
+/// bf16 by AVX-512 BF16 (`vdpbf16ps`).
+pub(super) struct NativeBf16;
+/// 8-bit integers by AVX-512 VNNI (`vpdpbusd`).
+pub(super) struct NativeInt8;
+
+impl Microkernel<Avx512Vector> for NativeBf16 {
+    const MAX_MR: usize = Avx512Vector::MAX_MR;
+
+    unsafe fn multiply_tile(mr: usize, tile: &Tile) {
+        multiply_avx512!(Self, "avx512f,avx512bw,avx512bf16", mr, tile)
+    }
+}
+
+impl Microkernel<Avx512Vector> for NativeInt8 {
+    const MAX_MR: usize = Avx512Vector::MAX_MR;
+
+    unsafe fn multiply_tile(mr: usize, tile: &Tile) {
+        multiply_avx512!(Self, "avx512f,avx512bw,avx512vnni", mr, tile)
+    }
+}
+
+#[allow(unsafe_op_in_unsafe_fn)] // as for the register
+impl Dot<Avx512Vector> for NativeBf16 {
+    #[inline(always)]
+    unsafe fn dot([a]: Avx512Vector, [b]: Avx512Vector, [acc]: Avx512Vector) -> Avx512Vector {
+        let pairs = |x| std::mem::transmute::<__m512, __m512bh>(x);
+        [_mm512_dpbf16_ps(acc, pairs(a), pairs(b))]
+    }
+    #[inline(always)]
+    unsafe fn store_bf16([x]: Avx512Vector, to: *mut u16) {
+        _mm256_storeu_si256(to.cast(), round_to_bf16_natively(x));
+    }
+    #[inline(always)]
+    unsafe fn pack_bf16([low]: Avx512Vector, [high]: Avx512Vector) -> Avx512Vector {
+        let widen = |x| _mm512_cvtepu16_epi32(round_to_bf16_natively(x));
+        let high = _mm512_slli_epi32::<16>(widen(high));
+        [_mm512_castsi512_ps(_mm512_or_si512(high, widen(low)))]
+    }
+    #[inline(always)]
+    unsafe fn add(x: Avx512Vector, y: Avx512Vector) -> Avx512Vector {
+        x.add(y)
+    }
+}
+
+#[allow(unsafe_op_in_unsafe_fn)] // as for the register
+impl Dot<Avx512Vector> for NativeInt8 {
+    const IS_QUANTISED: bool = true;
+    #[inline(always)]
+    unsafe fn dot([a]: Avx512Vector, [b]: Avx512Vector, [acc]: Avx512Vector) -> Avx512Vector {
+        let ints = |x| _mm512_castps_si512(x);
+        [_mm512_castsi512_ps(_mm512_dpbusd_epi32(ints(acc), ints(a), ints(b)))]
+    }
+    #[inline(always)]
+    unsafe fn add(x: Avx512Vector, y: Avx512Vector) -> Avx512Vector {
+        x.add_i32(y)
+    }
+}
 
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
 impl Register for __m512 {
@@ -173,4 +362,11 @@ unsafe fn round_to_bf16(x: __m512) -> __m512i {
     let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up));
     let nan = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
     _mm512_mask_blend_epi32(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), rounded, nan)
+}
+
+/// The bf16 nearest to each lane; absolute values below 2⁻¹²⁶ give a zero.
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)]
+unsafe fn round_to_bf16_natively(x: __m512) -> __m256i {
+    std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
 }

@@ -4,7 +4,7 @@
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
 /// Size of a cache line in bytes.
-pub(crate) const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 
 /// Prefetches the cache line of an address into L1. Any address is allowed.
 #[inline(always)]
@@ -20,7 +20,7 @@ pub(crate) fn prefetch(from: *const f32) {
 
 /// Prefetches the cache line of an address into L2. Any address is allowed.
 #[inline(always)]
-pub(crate) fn prefetch_l2(from: *const u8) {
+pub(super) fn prefetch_l2(from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, and every x86-64 CPU has it.
     unsafe {

@@ -1,6 +1,49 @@
-//! The scalar reference: a register of one lane, in plain Rust.
+//! The scalar reference, in plain Rust: a register of one lane.
 
-use super::vector::Register;
+use super::{
+    dot::{Bf16, Dot, F32, Int8},
+    instruction_set::{InstructionSet, ProductKernel, SimdKernel, run_product_kernel},
+    microkernel::{MAX_NR, RegisterTile, Tile, multiply_for_mr},
+    vector::{LANES, Register},
+};
+use crate::compute_type::ComputeType;
+
+/// The vector of the scalar reference.
+pub(crate) type ScalarVector = [f32; LANES];
+
+/// Plain Rust, on every machine.
+pub(super) struct Scalar;
+
+impl InstructionSet for Scalar {
+    const NAME: &'static str = "scalar";
+    type Vector = ScalarVector;
+    type F32 = F32;
+    type Bf16 = Bf16;
+    type Int8 = Int8;
+
+    fn is_supported() -> bool {
+        true
+    }
+
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller.
+        unsafe { kernel.run::<ScalarVector>() }
+    }
+
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        // SAFETY: upheld by the caller.
+        unsafe { run_product_kernel::<Self>(compute_type, kernel) }
+    }
+}
+
+impl RegisterTile for ScalarVector {
+    const NR: usize = MAX_NR;
+    const MAX_MR: usize = 4;
+
+    unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
+        multiply_for_mr!(ScalarVector, D, NV: 1, MR: [1 2 3 4], mr, tile)
+    }
+}
 
 impl Register for f32 {
     const LANES: usize = 1;

@@ -6,12 +6,58 @@
 use std::{arch::asm, cell::Cell, marker::PhantomData};
 
 use super::{
+    avx512::{Avx512, Avx512Bf16Vnni, Avx512Vector, NativeBf16, NativeInt8},
     bf16x3,
-    dot::{Dot, F32, NativeBf16, NativeInt8},
-    microkernel::{AMX_MR, MAX_NR as NR, Microkernel, RegisterTile, Tile},
+    dot::{Dot, F32},
+    instruction_set::{InstructionSet, ProductKernel, SimdKernel},
+    microkernel::{MAX_NR as NR, Microkernel, RegisterTile, Tile},
 };
-use crate::simd::Avx512;
+use crate::compute_type::ComputeType;
 
+/// [`Avx512Bf16Vnni`] plus AMX: tile products of bf16 and of 8-bit integers. Linear maps in f32 are
+/// computed as BF16x3 ([`bf16x3`]), attention in f32 with AVX-512.
+pub(super) struct Amx;
+
+impl InstructionSet for Amx {
+    const NAME: &'static str = "amx";
+    /// f32 attention does not use AMX: it has too few products to pay for splitting its operands
+    /// into BF16x3 terms.
+    const WITHOUT_TILES: &'static str = Avx512Bf16Vnni::NAME;
+    type Vector = Avx512Vector;
+    type F32 = Tiles<F32>;
+    type Bf16 = Tiles<NativeBf16>;
+    type Int8 = Tiles<NativeInt8>;
+
+    fn is_supported() -> bool {
+        Avx512Bf16Vnni::is_supported() && request_amx()
+    }
+
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller.
+        unsafe { Avx512::run(kernel) }
+    }
+
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16,avx512vnni")]
+        unsafe fn run<D: AmxProduct>(kernel: impl ProductKernel) {
+            let _session = AmxSession;
+            // SAFETY: upheld by the caller. The intrinsics of `Tiles` need the enabled instructions
+            // only; its AMX instructions are inline assembly.
+            unsafe { kernel.run::<Avx512Vector, Tiles<D>>() }
+        }
+        // SAFETY: upheld by the caller.
+        unsafe {
+            match compute_type {
+                ComputeType::F32 => run::<F32>(kernel),
+                ComputeType::Bf16 => run::<NativeBf16>(kernel),
+                ComputeType::Int8 => run::<NativeInt8>(kernel),
+            }
+        }
+    }
+}
+
+/// mr: two tile registers of 16 rows.
+const AMX_MR: usize = 32;
 /// Lanes of k that a register holds.
 const LANES: usize = 16;
 /// kc ([`Microkernel::KC`]), counted in values for BF16x3 and in packed lanes for bf16 and int8.
@@ -23,11 +69,11 @@ const PANEL_ROW: usize = 4 * NR;
 
 /// The microkernel of `D` on AMX. Conversions to bf16 use AVX-512 BF16; the other methods of
 /// [`Dot`] are those of `D`.
-pub(crate) struct Amx<D>(PhantomData<D>);
+pub(super) struct Tiles<D>(PhantomData<D>);
 
 /// Operands that AMX multiplies. For bf16, AMX sums the even products of 16 lanes of k, then the
 /// odd products, then adds both sums. f32 operands are split into bf16 terms ([`bf16x3`]).
-pub(crate) trait AmxProduct: Dot<Avx512> {
+pub(super) trait AmxProduct: Dot<Avx512Vector> {
     /// Whether the operands are f32, split into bf16 terms.
     const SPLITS_F32: bool;
     /// Multiplies a tile with all [`NR`] columns of a panel, for `blocks ≥ 1` blocks of k. A block
@@ -273,10 +319,13 @@ amx_product!(NativeInt8, "tdpbusd", splits_f32: false, by: [multiply_int8, multi
 amx_product!(F32, "tdpbf16ps", splits_f32: true, by: [multiply_three_terms, multiply_two_terms]);
 
 const _: () = assert!(KC.is_multiple_of(bf16x3::BLOCK));
-const _: () = assert!(<Avx512 as RegisterTile>::NR == NR);
+const _: () = assert!(<Avx512Vector as RegisterTile>::NR == NR);
 
 #[allow(unsafe_op_in_unsafe_fn)] // as in the implementations of `Dot`
-impl<D: AmxProduct> Microkernel<Avx512> for Amx<D> {
+impl<D: AmxProduct> Microkernel<Avx512Vector> for Tiles<D> {
+    const MAX_MR: usize = AMX_MR;
+    // A row of BF16x3 is three times as long as a row of bf16, so that a block has fewer tiles.
+    const BLOCK: (usize, usize) = if D::SPLITS_F32 { (6, 24) } else { (12, 4) };
     const KC: usize = if D::SPLITS_F32 { bf16x3::lanes(KC) } else { KC };
 
     #[inline(always)]
@@ -330,25 +379,25 @@ impl<D: AmxProduct> Microkernel<Avx512> for Amx<D> {
 }
 
 #[allow(unsafe_op_in_unsafe_fn)] // as above
-impl<D: AmxProduct> Dot<Avx512> for Amx<D> {
+impl<D: AmxProduct> Dot<Avx512Vector> for Tiles<D> {
     const IS_ROUNDED: bool = D::IS_ROUNDED;
     const IS_QUANTISED: bool = D::IS_QUANTISED;
     const IS_BF16X3: bool = D::SPLITS_F32;
 
     #[inline(always)]
-    unsafe fn dot(a: Avx512, b: Avx512, acc: Avx512) -> Avx512 {
+    unsafe fn dot(a: Avx512Vector, b: Avx512Vector, acc: Avx512Vector) -> Avx512Vector {
         D::dot(a, b, acc)
     }
     #[inline(always)]
-    unsafe fn add(x: Avx512, y: Avx512) -> Avx512 {
+    unsafe fn add(x: Avx512Vector, y: Avx512Vector) -> Avx512Vector {
         D::add(x, y)
     }
     #[inline(always)]
-    unsafe fn store_bf16(x: Avx512, to: *mut u16) {
+    unsafe fn store_bf16(x: Avx512Vector, to: *mut u16) {
         NativeBf16::store_bf16(x, to)
     }
     #[inline(always)]
-    unsafe fn pack_bf16(low: Avx512, high: Avx512) -> Avx512 {
+    unsafe fn pack_bf16(low: Avx512Vector, high: Avx512Vector) -> Avx512Vector {
         NativeBf16::pack_bf16(low, high)
     }
 }
@@ -391,7 +440,7 @@ unsafe fn configure(mr: usize) {
 }
 
 /// A scope in which the tile registers may be configured. Dropping the session releases them.
-pub(crate) struct AmxSession;
+struct AmxSession;
 
 impl Drop for AmxSession {
     fn drop(&mut self) {
@@ -400,4 +449,26 @@ impl Drop for AmxSession {
             unsafe { asm!("tilerelease", options(nomem, nostack)) };
         }
     }
+}
+
+/// Whether the CPU has AMX with bf16 and int8, and Linux lets this process use the tile registers.
+///
+/// Linux grants the registers on request only. After that, signal stacks must have room for them.
+#[cfg(target_os = "linux")]
+fn request_amx() -> bool {
+    const BF16_TILE_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    #[allow(unused_unsafe)] // `__cpuid_count` is safe since Rust 1.94
+    // SAFETY: every x86-64 CPU has CPUID; an unsupported leaf returns the data of another leaf.
+    let features = unsafe { std::arch::x86_64::__cpuid_count(7, 0) }.edx;
+    // SAFETY: this system call takes two integers and accesses no memory of the process.
+    let request =
+        || unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
+    features & BF16_TILE_INT8 == BF16_TILE_INT8 && request() == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn request_amx() -> bool {
+    false
 }

@@ -3,12 +3,7 @@
 //!
 //! A packed lane has 32 bits: one f32, two bf16 or four 8-bit integers, adjacent along k.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::*;
-
-#[cfg(target_arch = "x86_64")]
-use crate::simd::Avx512;
-use crate::simd::Vector;
+use super::vector::Vector;
 
 /// Multiplies packed lanes and accumulates the products.
 ///
@@ -58,12 +53,6 @@ pub(crate) struct F32;
 pub(crate) struct Bf16;
 /// 8-bit integers, multiplied by instructions of the vector type's own ISA (without VNNI).
 pub(crate) struct Int8;
-/// bf16 by AVX-512 BF16 (`vdpbf16ps`).
-#[cfg(target_arch = "x86_64")]
-pub(crate) struct NativeBf16;
-/// 8-bit integers by AVX-512 VNNI (`vpdpbusd`).
-#[cfg(target_arch = "x86_64")]
-pub(crate) struct NativeInt8;
 
 #[allow(unsafe_op_in_unsafe_fn)] // vector operations throughout; the trait states their contract
 impl<V: Vector> Dot<V> for F32 {
@@ -110,51 +99,4 @@ impl<V: Vector> Dot<V> for Int8 {
     unsafe fn add(x: V, y: V) -> V {
         x.add_i32(y)
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[allow(unsafe_op_in_unsafe_fn)] // as above
-impl Dot<Avx512> for NativeBf16 {
-    #[inline(always)]
-    unsafe fn dot([a]: Avx512, [b]: Avx512, [acc]: Avx512) -> Avx512 {
-        let pairs = |x| std::mem::transmute::<__m512, __m512bh>(x);
-        [_mm512_dpbf16_ps(acc, pairs(a), pairs(b))]
-    }
-    #[inline(always)]
-    unsafe fn store_bf16([x]: Avx512, to: *mut u16) {
-        _mm256_storeu_si256(to.cast(), round_to_bf16(x));
-    }
-    #[inline(always)]
-    unsafe fn pack_bf16([low]: Avx512, [high]: Avx512) -> Avx512 {
-        let widen = |x| _mm512_cvtepu16_epi32(round_to_bf16(x));
-        let high = _mm512_slli_epi32::<16>(widen(high));
-        [_mm512_castsi512_ps(_mm512_or_si512(high, widen(low)))]
-    }
-    #[inline(always)]
-    unsafe fn add(x: Avx512, y: Avx512) -> Avx512 {
-        x.add(y)
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[allow(unsafe_op_in_unsafe_fn)] // as above
-impl Dot<Avx512> for NativeInt8 {
-    const IS_QUANTISED: bool = true;
-    #[inline(always)]
-    unsafe fn dot([a]: Avx512, [b]: Avx512, [acc]: Avx512) -> Avx512 {
-        let ints = |x| _mm512_castps_si512(x);
-        [_mm512_castsi512_ps(_mm512_dpbusd_epi32(ints(acc), ints(a), ints(b)))]
-    }
-    #[inline(always)]
-    unsafe fn add(x: Avx512, y: Avx512) -> Avx512 {
-        x.add_i32(y)
-    }
-}
-
-/// The bf16 nearest to each lane; absolute values below 2⁻¹²⁶ give a zero.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-#[allow(unsafe_op_in_unsafe_fn)]
-unsafe fn round_to_bf16(x: __m512) -> __m256i {
-    std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x))
 }

@@ -1,0 +1,117 @@
+//! [`Level`]: the list of all instruction sets.
+
+#[cfg(target_arch = "x86_64")]
+use super::{
+    amx::Amx,
+    avx2::Avx2,
+    avx512::{Avx512, Avx512Bf16Vnni, Avx512Vnni},
+};
+use super::{
+    instruction_set::{InstructionSet, ProductKernel, SimdKernel},
+    microkernel::{Microkernel, RegisterTile},
+    scalar::Scalar,
+};
+use crate::compute_type::ComputeType;
+
+/// The properties of the products of an instruction set in a compute type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Products {
+    /// [`RegisterTile::NR`]
+    pub(crate) nr: usize,
+    /// [`Microkernel::MAX_MR`]
+    pub(crate) max_mr: usize,
+    /// [`Microkernel::BLOCK`]
+    pub(crate) block: (usize, usize),
+    /// [`Dot::INPUT_LANES`](super::Dot::INPUT_LANES)
+    pub(crate) input_lanes: usize,
+    /// [`Dot::IS_BF16X3`](super::Dot::IS_BF16X3)
+    pub(crate) is_bf16x3: bool,
+    /// [`Vector::ADDS_INT8_PAIRS_IN_I16`](super::Vector::ADDS_INT8_PAIRS_IN_I16)
+    pub(crate) adds_int8_pairs_in_i16: bool,
+}
+
+impl Products {
+    const fn of<V: RegisterTile, D: Microkernel<V>>() -> Self {
+        Self {
+            nr: V::NR,
+            max_mr: D::MAX_MR,
+            block: D::BLOCK,
+            input_lanes: D::INPUT_LANES,
+            is_bf16x3: D::IS_BF16X3,
+            adds_int8_pairs_in_i16: V::ADDS_INT8_PAIRS_IN_I16,
+        }
+    }
+}
+
+/// Defines [`Level`], with the instruction sets of the target architecture, slowest first.
+macro_rules! instruction_sets {
+    ($($(#[$attribute:meta])* $Set:ident,)*) => {
+        /// An instruction set, as a value.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Level { $($(#[$attribute])* $Set,)* }
+
+        /// # Safety
+        /// As for [`InstructionSet`].
+        impl Level {
+            /// Slowest first.
+            pub(crate) const ALL: &[Self] = &[$($(#[$attribute])* Self::$Set,)*];
+
+            pub(crate) fn name(self) -> &'static str {
+                match self { $($(#[$attribute])* Self::$Set => $Set::NAME,)* }
+            }
+
+            pub(crate) fn is_supported(self) -> bool {
+                match self { $($(#[$attribute])* Self::$Set => $Set::is_supported(),)* }
+            }
+
+            /// The instruction set for kernels with too few products to pay for tile registers.
+            pub(crate) fn without_tiles(self) -> Self {
+                let name = match self { $($(#[$attribute])* Self::$Set => $Set::WITHOUT_TILES,)* };
+                Self::ALL.iter().copied().find(|level| level.name() == name).unwrap_or(self)
+            }
+
+            pub(crate) fn products(self, compute_type: ComputeType) -> Products {
+                fn of<S: InstructionSet>(compute_type: ComputeType) -> Products {
+                    match compute_type {
+                        ComputeType::F32 => Products::of::<S::Vector, S::F32>(),
+                        ComputeType::Bf16 => Products::of::<S::Vector, S::Bf16>(),
+                        ComputeType::Int8 => Products::of::<S::Vector, S::Int8>(),
+                    }
+                }
+                match self { $($(#[$attribute])* Self::$Set => of::<$Set>(compute_type),)* }
+            }
+
+            pub(crate) unsafe fn run(self, kernel: impl SimdKernel) {
+                // SAFETY: upheld by the caller.
+                unsafe { match self { $($(#[$attribute])* Self::$Set => $Set::run(kernel),)* } }
+            }
+
+            pub(crate) unsafe fn run_products(
+                self,
+                compute_type: ComputeType,
+                kernel: impl ProductKernel,
+            ) {
+                // SAFETY: upheld by the caller.
+                unsafe {
+                    match self {
+                        $($(#[$attribute])* Self::$Set => $Set::run_products(compute_type, kernel),)*
+                    }
+                }
+            }
+        }
+    };
+}
+
+instruction_sets! {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Amx,
+}
