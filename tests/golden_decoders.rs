@@ -82,15 +82,10 @@ impl Case {
         let [got, expected] =
             [got, self.golden.get(key)].map(|x| x.broadcast_mul(&visible).unwrap());
         let largest = f64::from(expected.abs()?.max_all()?.to_scalar::<f32>()?);
-        let tolerance = (2e-6 * largest).max(1e-5) * roundings();
+        let tolerance = (2e-6 * largest).max(1e-5);
         assert_close(&format!("{} {key}", self.name), &got, &expected, tolerance);
         Ok(())
     }
-}
-
-/// The number of roundings of a product that is added to a sum.
-fn roundings() -> f64 {
-    if std::env::var("MHA_ISA").is_ok_and(|isa| isa == "scalar") { 2.0 } else { 1.0 }
 }
 
 fn ragged(sequences: &[Vec<u32>]) -> Result<RaggedBatch> {
@@ -266,7 +261,7 @@ fn embeddings_of_decoders_equal_sentence_transformers() -> Result {
             };
             let got = embedder.embed_with(&texts, options)?.vectors;
             // EuroBERT's embeddings are not normalised: values up to 2.
-            let tolerance = if name == "eurobert" { 2e-6 } else { 1e-6 } * roundings();
+            let tolerance = if name == "eurobert" { 2e-6 } else { 1e-6 };
             assert_close(&format!("{folder} {key}"), &got, expected.get(key), tolerance);
         }
     }

@@ -82,7 +82,7 @@ unsafe fn product_and_bias<V: Vector, D: Dot<V>>(
     // SAFETY: upheld by the caller.
     unsafe {
         if D::IS_QUANTISED {
-            dequantise(acc, row, panel, column)
+            dequantise::<V, D>(acc, row, panel, column)
         } else {
             acc.add(V::load(panel.bias.as_ptr().add(column)))
         }
@@ -92,18 +92,29 @@ unsafe fn product_and_bias<V: Vector, D: Dot<V>>(
 /// Dequantises i32 accumulators and adds the bias.
 ///
 /// With the scale s and the zero point z of the row, and the scale w of the column:
-/// `s·w·Σ (a − z)·b + bias = s·w·Σ a·b − z·s·(w·Σ b) + bias`. `column_sums` holds `w·Σ b`.
+/// `s·w·Σ (a − z)·b + bias = s·w·Σ a·b − z·s·(w·Σ b) + bias`. `column_sums` holds `Σ b`. With
+/// [`Dot::HAS_SIGNED_INPUT`], the accumulators hold `Σ (a − 128)·b`.
 ///
 /// # Safety
-/// The CPU supports the instructions of `V`; `column` starts a whole vector of the panel.
+/// The CPU supports the instructions of `V` and `D`; `column` starts a whole vector of the panel.
 #[inline(always)]
-unsafe fn dequantise<V: Vector>(acc: V, row: RowQuantisation, panel: &Panel, column: usize) -> V {
-    // SAFETY: upheld by the caller.
+unsafe fn dequantise<V: Vector, D: Dot<V>>(
+    acc: V,
+    row: RowQuantisation,
+    panel: &Panel,
+    column: usize,
+) -> V {
+    // SAFETY: upheld by the caller. 128 · Σ b is below 2³¹, and exact in f32.
     unsafe {
         let load = |values: &[f32]| V::load(values.as_ptr().add(column));
-        let scale = V::splat(row.scale).mul(load(panel.scales));
-        let offset =
-            V::splat(-row.zero_point * row.scale).fma(load(panel.column_sums), load(panel.bias));
+        let (scales, sums) = (load(panel.scales), load(panel.column_sums));
+        let acc = if D::HAS_SIGNED_INPUT {
+            acc.add_i32(sums.mul(V::splat(128.0)).f32_to_i32())
+        } else {
+            acc
+        };
+        let scale = V::splat(row.scale).mul(scales);
+        let offset = V::splat(-row.zero_point * row.scale).fma(sums.mul(scales), load(panel.bias));
         acc.i32_to_f32().fma(scale, offset)
     }
 }

@@ -7,7 +7,7 @@
 //! the others. Ashkboos et al. 2024, QuaRot, <https://arxiv.org/abs/2404.00456>.
 
 use super::element::Element;
-use crate::simd::{LANES, Vector};
+use crate::simd::{Dot, LANES, Vector};
 
 /// Values that are rotated together. A shorter remainder at the end of a row is not rotated.
 const BLOCK: usize = 64;
@@ -102,14 +102,15 @@ pub(crate) unsafe fn rotate<V: Vector, T: Element>(from: &[T], to: *mut f32) -> 
     }
 }
 
-/// Quantises a row to 0..=255 so that its range, which includes 0, is covered. The scale is NaN if
+/// Quantises a row to 0..=255 so that its range, which includes 0, is covered; to −128..=127, with the
+/// same zero point, if [`Dot::HAS_SIGNED_INPUT`]. The scale is NaN if
 /// a value is not finite, and infinite if the width of the range overflows f32; the products of the
 /// row are then NaN.
 ///
 /// # Safety
 /// The CPU supports the instructions of `V`; `to` has room for the row in whole vectors.
 #[inline(always)]
-pub(crate) unsafe fn quantise_asymmetric<V: Vector>(
+pub(crate) unsafe fn quantise_asymmetric<V: Vector, D: Dot<V>>(
     row: &[f32],
     range: ValueRange<V>,
     to: *mut u8,
@@ -121,6 +122,10 @@ pub(crate) unsafe fn quantise_asymmetric<V: Vector>(
         let inverse_scale = finite_reciprocal(scale);
         let zero_point = (-min * inverse_scale).round_ties_even();
         store_u8::<V>(row, inverse_scale, zero_point, to);
+        if D::HAS_SIGNED_INPUT {
+            let bytes = std::slice::from_raw_parts_mut(to, row.len());
+            bytes.iter_mut().for_each(|byte| *byte ^= 0x80);
+        }
         RowQuantisation { scale, zero_point }
     }
 }

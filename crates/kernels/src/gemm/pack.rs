@@ -51,7 +51,7 @@ pub struct PackedLinear {
     has_bias: bool,
     /// int8: the scale of each output column.
     scales: Vec<f32>,
-    /// int8: the sum of each column's quantised weights, times the column's scale.
+    /// int8: the sum of each column's quantised weights.
     column_sums: Vec<f32>,
 }
 
@@ -73,7 +73,7 @@ pub struct PackedArrays<A> {
     pub bias: Option<A>,
     /// int8: the scale of each output column; `None` for other compute types.
     pub scales: Option<A>,
-    /// int8: the sum of each column's quantised weights, times the column's scale; `None` for other
+    /// int8: the sum of each column's quantised weights; `None` for other
     /// compute types.
     pub column_sums: Option<A>,
 }
@@ -472,7 +472,7 @@ unsafe fn pack_int8<V: RegisterTile>(panel: PackPanel) {
         }
         bytes[input..].fill(128);
         let signed = bytes.iter().map(|&byte| i32::from(byte) - 128);
-        column_sums[column] = signed.sum::<i32>() as f32 * scales[column];
+        column_sums[column] = signed.sum::<i32>() as f32; // exact: at most 127 · MAX_INT8_INPUT
         let lanes = panel[column..].iter_mut().step_by(V::NR);
         lanes.zip(bytes.as_chunks().0).for_each(|(lane, &four)| {
             *lane = f32::from_bits(u32::from_le_bytes(four) ^ 0x8080_8080); // unsigned to signed

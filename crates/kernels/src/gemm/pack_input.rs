@@ -139,7 +139,7 @@ impl<T: Element> ProductKernel for PackRows<'_, T> {
                     ComputeType::Bf16 => round_row::<V, D, T, u16>(row, to.cast()),
                     ComputeType::Int8 => {
                         let range = rotate::<V, T>(row, rotated.as_mut_ptr());
-                        *quantisation = quantise_asymmetric(&rotated, range, to.cast());
+                        *quantisation = quantise_asymmetric::<V, D>(&rotated, range, to.cast());
                     }
                 }
             }

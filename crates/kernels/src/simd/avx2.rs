@@ -213,6 +213,10 @@ impl Register for __m256 {
     unsafe fn i32_to_f32(self) -> Self {
         _mm256_cvtepi32_ps(_mm256_castps_si256(self))
     }
+    #[inline(always)]
+    unsafe fn f32_to_i32(self) -> Self {
+        _mm256_castsi256_ps(_mm256_cvtps_epi32(self))
+    }
 }
 
 /// The bf16 nearest to each lane, in the lower half of the lane; NaN stays NaN.

@@ -348,6 +348,10 @@ impl Register for __m512 {
     unsafe fn i32_to_f32(self) -> Self {
         _mm512_cvtepi32_ps(_mm512_castps_si512(self))
     }
+    #[inline(always)]
+    unsafe fn f32_to_i32(self) -> Self {
+        _mm512_castsi512_ps(_mm512_cvtps_epi32(self))
+    }
 }
 
 /// The bf16 nearest to each lane, ties to even, in the lower half of the lane; the upper half is 0.

@@ -15,6 +15,9 @@ pub(crate) trait Dot<V: Vector>: Sized {
     const IS_ROUNDED: bool = true;
     /// Whether operands are quantised: accumulators are i32 and need dequantising.
     const IS_QUANTISED: bool = false;
+    /// Whether quantised inputs are signed: 128 less than the bytes of other implementations. The
+    /// epilogue adds 128 times the sum of the weights.
+    const HAS_SIGNED_INPUT: bool = false;
     /// Whether the operands are f32 split into bf16 terms ([`bf16x3`](super::bf16x3)).
     const IS_BF16X3: bool = false;
     /// Lanes of an input row that are multiplied by one packed lane of a panel: 1, or 2 if the row

@@ -1,5 +1,7 @@
 //! [`Level`]: the list of all instruction sets.
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::{Neon, NeonBf16, NeonDotprod, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx::Amx,
@@ -114,4 +116,12 @@ instruction_sets! {
     Avx512Bf16Vnni,
     #[cfg(target_arch = "x86_64")]
     Amx,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod,
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16,
 }

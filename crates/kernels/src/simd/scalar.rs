@@ -183,6 +183,10 @@ impl Register for f32 {
     unsafe fn i32_to_f32(self) -> Self {
         self.to_bits() as i32 as f32
     }
+    #[inline(always)]
+    unsafe fn f32_to_i32(self) -> Self {
+        Self::from_bits(self as i32 as u32)
+    }
 }
 
 /// The bits of the bf16 nearest to `x`, ties to even; NaN stays NaN.

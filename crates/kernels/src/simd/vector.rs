@@ -93,6 +93,8 @@ pub(crate) trait Register: Copy + Send + Sync {
     unsafe fn add_i32(self, y: Self) -> Self;
     /// Converts lanes that hold i32 to f32.
     unsafe fn i32_to_f32(self) -> Self;
+    /// Converts integers below 2³¹ in magnitude to i32.
+    unsafe fn f32_to_i32(self) -> Self;
 }
 
 /// [`LANES`] lanes in one or several registers. Each operation has the same result, bit by bit, for
@@ -144,6 +146,7 @@ pub(crate) trait Vector: Copy + Send + Sync {
     unsafe fn dot_int8(self, b: Self, sum: Self) -> Self;
     unsafe fn add_i32(self, y: Self) -> Self;
     unsafe fn i32_to_f32(self) -> Self;
+    unsafe fn f32_to_i32(self) -> Self;
 }
 
 /// Implements [`Vector`] for `$n` registers, whose indices are `$i`. Loops over the registers would
@@ -332,12 +335,17 @@ macro_rules! vector_of_registers {
             unsafe fn i32_to_f32(self) -> Self {
                 [$(self[$i].i32_to_f32()),*]
             }
+            #[inline(always)]
+            unsafe fn f32_to_i32(self) -> Self {
+                [$(self[$i].f32_to_i32()),*]
+            }
         }
     };
 }
 
 vector_of_registers!(1: 0);
 vector_of_registers!(2: 0 1);
+vector_of_registers!(4: 0 1 2 3);
 vector_of_registers!(16: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
 /// [`Register::load_partial`] for any `n`; at most `R::LANES` values are read.
