@@ -1,7 +1,6 @@
 //! The microkernel: an mr × nr tile of the product, accumulated in registers.
 
 use std::{
-    array,
     hint::black_box,
     sync::atomic::{Ordering, compiler_fence},
 };
@@ -259,26 +258,46 @@ pub(crate) trait Microkernel<V: RegisterTile>: Dot<V> {
     /// the peak rate.
     #[inline(always)]
     unsafe fn multiply_registers(steps: usize) -> usize {
-        /// Registers of accumulators: enough to hide the latency, few enough to stay in registers.
-        const ACCUMULATORS: usize = 10;
-        let vectors = (ACCUMULATORS / V::REGISTERS).max(1);
+        // At least eight accumulators, to hide the latency, and few enough vectors to stay in
+        // registers.
         // SAFETY: upheld by the caller.
         unsafe {
-            // The operands of each product differ, and `a` changes, so that the compiler can
-            // neither share the products nor move them out of the loop.
-            let mut a = V::splat(black_box(0.0));
-            let b: [V; ACCUMULATORS] = array::from_fn(|_| V::splat(black_box(0.0)));
-            let mut acc = [V::splat(0.0); ACCUMULATORS];
-            for _ in 0..steps {
-                for (acc, b) in acc.iter_mut().zip(b).take(vectors) {
-                    *acc = Self::dot(a, b, *acc);
-                }
-                a = Self::add(a, b[0]);
+            match V::REGISTERS {
+                1 => multiply_vectors::<V, Self, 10>(steps),
+                2 => multiply_vectors::<V, Self, 4>(steps),
+                _ => multiply_vectors::<V, Self, 2>(steps),
             }
-            black_box(acc.map(|acc| acc.reduce_add()));
         }
-        steps * vectors * LANES / Self::INPUT_LANES
     }
+}
+
+/// [`Microkernel::multiply_registers`] with `N` vectors of accumulators.
+///
+/// # Safety
+/// The CPU supports the instructions of `V` and `D`.
+#[inline(always)]
+unsafe fn multiply_vectors<V: RegisterTile, D: Dot<V>, const N: usize>(steps: usize) -> usize {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        // The operands of each product differ, and `a` changes, so that the compiler can neither
+        // share the products nor move them out of the loop.
+        let mut a = V::splat(black_box(0.0));
+        let mut b = [a; N];
+        for b in &mut b {
+            *b = V::splat(black_box(0.0));
+        }
+        let mut acc = [V::splat(0.0); N];
+        for _ in 0..steps {
+            for i in 0..N {
+                acc[i] = D::dot(a, b[i], acc[i]);
+            }
+            a = D::add(a, b[0]);
+        }
+        for acc in acc {
+            black_box(acc.reduce_add());
+        }
+    }
+    steps * N * LANES / D::INPUT_LANES
 }
 
 impl<V: RegisterTile> Microkernel<V> for F32 {
