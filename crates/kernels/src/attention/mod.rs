@@ -22,9 +22,10 @@ use head::{Head, HeadTask, Scratch, ScratchSizes};
 
 use crate::{buffer::SharedPtr, gemm::Element, isa::Isa, parallel::parallel_for};
 
-/// Maximum number of queries per task with relative positions. A task stores the product of each of
-/// its queries and each row of the relative keys: 1 MiB of f32 for 512 rows.
-const MAX_RELATIVE_QUERIES: usize = 512;
+/// Maximum number of queries per task. All threads then end at about the same time, and with relative
+/// positions, the product of each query and each row of the relative keys takes at most 1 MiB of f32 for
+/// 512 rows.
+const MAX_QUERIES: usize = 512;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale + bias) · v`, in f32.
 ///
@@ -86,8 +87,7 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
     let is_bf16x3 = isa.products(T::COMPUTE_TYPE).is_bf16x3;
     let isa = if is_bf16x3 { isa.without_tiles() } else { isa };
     let max_mr = isa.products(T::COMPUTE_TYPE).max_mr;
-    let max_queries = if args.relative.is_some() { MAX_RELATIVE_QUERIES } else { usize::MAX };
-    let tasks = tasks(args.sequences, h, max_mr, max_queries);
+    let tasks = tasks(args.sequences, h, max_mr);
     let sizes = ScratchSizes::new(&args, &tasks, max_mr);
     // If there are many tasks, they run in groups. The tasks of a group share scratch memory.
     let group_len = tasks.len() / (16 * rayon::current_num_threads());
@@ -107,19 +107,14 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
 
 /// One task per sequence and head. The queries of a sequence are divided among several tasks if
 /// there are otherwise too few tasks to occupy all threads, or if the sequence has more than
-/// `max_queries` queries.
-fn tasks(
-    sequences: &[Sequence],
-    heads: usize,
-    max_mr: usize,
-    max_queries: usize,
-) -> Vec<HeadTask<'_>> {
+/// [`MAX_QUERIES`].
+fn tasks(sequences: &[Sequence], heads: usize, max_mr: usize) -> Vec<HeadTask<'_>> {
     let min_tasks = 4 * rayon::current_num_threads();
     let parts = min_tasks.div_ceil((sequences.len() * heads).max(1));
     sequences
         .iter()
         .flat_map(|sequence| {
-            let part_len = sequence.queries.len().div_ceil(parts).max(4 * max_mr).min(max_queries);
+            let part_len = sequence.queries.len().div_ceil(parts).max(4 * max_mr).min(MAX_QUERIES);
             let starts = sequence.queries.clone().step_by(part_len);
             starts.flat_map(move |start| {
                 let queries = start..sequence.queries.end.min(start + part_len);
