@@ -22,9 +22,9 @@ use head::{Head, HeadTask, Scratch, ScratchSizes};
 
 use crate::{buffer::SharedPtr, gemm::Element, isa::Isa, parallel::parallel_for};
 
-/// Maximum number of queries per task. All threads then end at about the same time, and with relative
-/// positions, the product of each query and each row of the relative keys takes at most 1 MiB of f32 for
-/// 512 rows.
+/// Maximum number of queries per task. All threads then end at about the same time, and with
+/// relative positions, the product of each query and each row of the relative keys takes at most
+/// 1 MiB of f32 for 512 rows.
 const MAX_QUERIES: usize = 512;
 
 /// Scaled dot-product attention, `softmax(q·kᵀ · scale + bias) · v`, in f32.

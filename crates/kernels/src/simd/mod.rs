@@ -2,10 +2,11 @@
 //! [`Vector`] and, if it multiplies matrices, over [`Microkernel`], and compiled for every
 //! instruction set.
 //!
-//! A vector has 16 lanes: one register of AVX-512, two of AVX2, four of NEON. The scalar reference is the same
-//! source with 16 numbers. All run the same operations in the same order, with these exceptions:
-//! AVX2 requires a coarser quantisation of int8 weights ([`Vector::ADDS_INT8_PAIRS_IN_I16`]),
-//! products of bf16 have the order of the instructions, and AMX computes f32 as [`bf16x3`].
+//! A vector has 16 lanes: one register of AVX-512, two of AVX2, four of NEON. The scalar reference
+//! is the same source with 16 numbers. All run the same operations in the same order, with these
+//! exceptions: AVX2 requires a coarser quantisation of int8 weights
+//! ([`Vector::ADDS_INT8_PAIRS_IN_I16`]), products of bf16 have the order of the instructions, and
+//! AMX computes f32 as [`bf16x3`].
 //!
 //! An instruction set is a file with an implementation of `InstructionSet`, and a line in the list
 //! of `level.rs`.

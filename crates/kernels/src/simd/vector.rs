@@ -154,7 +154,7 @@ pub(crate) trait Vector: Copy + Send + Sync {
 /// microkernels.
 macro_rules! vector_of_registers {
     ($n:literal: $($i:literal)*) => {
-        #[allow(unsafe_op_in_unsafe_fn)] // the methods of the registers; the trait states their contract
+        #[allow(unsafe_op_in_unsafe_fn)] // methods of registers; the trait states their contract
         impl<R: Register> Vector for [R; $n] {
             const REGISTERS: usize = $n;
             const ADDS_INT8_PAIRS_IN_I16: bool = R::ADDS_INT8_PAIRS_IN_I16;
