@@ -1,1 +1,3 @@
+//! Does nothing: a package with build dependencies has a build script.
+
 fn main() {}
