@@ -63,23 +63,37 @@ pub(super) unsafe fn pack_values<V: RegisterTile, D: Dot<V>, T: Element>(
     for row in 0..n.div_ceil(T::COMPUTE_TYPE.values_per_lane()) {
         for column in (0..d.next_multiple_of(V::NR)).step_by(LANES) {
             let width = LANES.min(d.saturating_sub(column));
-            let value = |key: usize| {
-                let masked = key >= n || visible.is_some_and(|visible| visible[key] == 0);
-                // SAFETY: upheld by the caller; keys beyond `n` are not read.
-                unsafe {
-                    let from = from.wrapping_add(key * row_stride + column);
-                    prefetch(from.wrapping_add(d).cast()); // the next head's value
-                    if masked { V::splat(0.0) } else { T::load::<V>(from, width) }
-                }
+            let row_of = |key: usize| {
+                let is_masked = key >= n || visible.is_some_and(|visible| visible[key] == 0);
+                (from.wrapping_add(key * row_stride + column), is_masked)
             };
             // SAFETY: upheld by the caller.
             unsafe {
                 let lanes = match T::COMPUTE_TYPE {
-                    ComputeType::F32 => value(row),
-                    _ => D::pack_bf16(value(2 * row), value(2 * row + 1)),
+                    ComputeType::F32 => load_value(row_of(row), d, width),
+                    _ => D::pack_bf16(
+                        load_value(row_of(2 * row), d, width),
+                        load_value(row_of(2 * row + 1), d, width),
+                    ),
                 };
                 lanes.store(to.add((column / V::NR * KEY_BLOCK + row) * V::NR + column % V::NR));
             }
         }
     }
+}
+
+/// `width` values of a key, or zeros if the key is masked; heads have `d` values. This is not a
+/// closure, because a closure has no `#[inline(always)]`.
+///
+/// # Safety
+/// The CPU supports the instructions of `V`; `from` holds the values unless the key is masked.
+#[inline(always)]
+unsafe fn load_value<V: RegisterTile, T: Element>(
+    (from, is_masked): (*const T, bool),
+    d: usize,
+    width: usize,
+) -> V {
+    prefetch(from.wrapping_add(d).cast()); // the next head's value
+    // SAFETY: upheld by the caller.
+    unsafe { if is_masked { V::splat(0.0) } else { T::load::<V>(from, width) } }
 }
