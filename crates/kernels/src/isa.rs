@@ -23,7 +23,7 @@ use crate::{
 /// ```
 /// Safe code cannot name an instruction set that was not detected:
 /// ```compile_fail,E0423
-/// let _ = mha_kernels::Isa(todo!());
+/// let _ = mha_kernels::Isa(0);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Level);

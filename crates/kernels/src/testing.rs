@@ -1,6 +1,17 @@
 //! Helpers of the tests, which compare every ISA of this machine with definitions in f64.
 
-use crate::{compute_type::ComputeType, simd::bf16_bits};
+use crate::{activation::Activation, compute_type::ComputeType, simd::bf16_bits};
+
+pub(crate) const ACTIVATIONS: [Activation; 8] = [
+    Activation::None,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::Silu,
+    Activation::Tanh,
+    Activation::QuickGelu,
+    Activation::Mish,
+];
 
 pub(crate) const COMPUTE_TYPES: [ComputeType; 3] =
     [ComputeType::F32, ComputeType::Bf16, ComputeType::Int8];

@@ -1,6 +1,9 @@
 //! Activations against their definitions in f64.
 
-use crate::{testing::COMPUTE_TYPES, *};
+use crate::{
+    testing::{ACTIVATIONS, COMPUTE_TYPES},
+    *,
+};
 
 /// Applies an activation to each value, through a 1 × 1 identity weight.
 fn activate(isa: Isa, activation: Activation, x: &[f32]) -> Vec<f32> {
@@ -105,16 +108,7 @@ fn approximate_gelu_matches_f64_within_tolerance() {
 #[test]
 fn activations_propagate_nan() {
     for isa in Isa::available() {
-        for activation in [
-            Activation::None,
-            Activation::Gelu,
-            Activation::GeluTanh,
-            Activation::Relu,
-            Activation::Silu,
-            Activation::Tanh,
-            Activation::QuickGelu,
-            Activation::Mish,
-        ] {
+        for activation in ACTIVATIONS {
             let got = activate(isa, activation, &[1.0, f32::NAN]);
             assert!(got[0] > 0.0 && got[1].is_nan(), "{activation:?} on {}: {got:?}", isa.name());
         }

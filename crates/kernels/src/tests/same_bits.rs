@@ -1,7 +1,7 @@
 //! Every instruction set computes the same bits as the scalar reference.
 
 use crate::{
-    testing::{random, scaled},
+    testing::{ACTIVATIONS, random, scaled},
     *,
 };
 
@@ -70,16 +70,6 @@ fn chains(isa: Isa, compute_type: ComputeType) -> Vec<(String, Vec<f32>)> {
         PackedLinear::pack(isa, compute_type, &weight, rows, columns, Some(&random(rows, 9)))
     };
     let (up, factor, down) = (pack(n, k, 2), pack(n, k, 3), pack(k, n, 4));
-    let activations = [
-        Activation::None,
-        Activation::Gelu,
-        Activation::GeluTanh,
-        Activation::Relu,
-        Activation::Silu,
-        Activation::Tanh,
-        Activation::QuickGelu,
-        Activation::Mish,
-    ];
     let chain = |activation| {
         let layers = [
             LinearMap { weights: &[&up], activation, factor: Some(&factor) },
@@ -88,7 +78,7 @@ fn chains(isa: Isa, compute_type: ComputeType) -> Vec<(String, Vec<f32>)> {
         let name = format!("{compute_type:?}, {activation:?}");
         (name, chain_f32(isa, Rows::F32(&x), &layers))
     };
-    activations.map(chain).into()
+    ACTIVATIONS.map(chain).into()
 }
 
 fn assert_same_bits(isa: Isa, results: fn(Isa) -> Vec<(String, Vec<f32>)>) {
