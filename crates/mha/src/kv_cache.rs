@@ -1,7 +1,7 @@
 //! Projected keys and values that are kept between calls: [`KvCache`] for the earlier tokens of a
 //! decoder, [`Memory`] for an encoder's output.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use candle_core::Tensor;
 use ops::Sequences;
@@ -79,30 +79,20 @@ impl Memory {
         }
     }
 
-    /// Zeros of the shape of these keys and values, for another number of sequences.
-    fn zeros(&self, sequences: usize) -> Result<Self> {
-        let zeros = |x: &Tensor| {
-            let (_b, g, s, d) = x.dims4()?;
-            Tensor::zeros((sequences, g, s, d), x.dtype(), x.device())
-        };
-        Ok(Self { k: zeros(&self.k)?, v: zeros(&self.v)? })
-    }
-
-    /// Whether this memory has the shape of `other`, for another number of sequences.
-    fn has_room_for(&self, sequences: usize, other: &Self) -> bool {
-        let fits = |x: &Tensor, other: &Tensor| x.dims()[1..] == other.dims()[1..];
-        self.sequences() == sequences && fits(&self.k, &other.k) && fits(&self.v, &other.v)
-    }
-
-    /// Copies the first `len` tokens: sequence `i` of `to` becomes sequence `batch[i]`. Returns
-    /// false if [`ops::copy_sequences`] does not support the keys or the values; `to` may then have
-    /// new keys and old values.
+    /// [`Self::reorder`] that overwrites these keys and values where [`ops::reorder_in_place`] can:
+    /// `sources` are its arguments for the same order.
     ///
     /// # Errors
-    /// The errors of [`ops::copy_sequences`].
-    fn copy_to(&self, to: &Self, batch: &[u32], len: usize) -> Result<bool> {
-        Ok(ops::copy_sequences(&self.k, batch, len, &to.k)?
-            && ops::copy_sequences(&self.v, batch, len, &to.v)?)
+    /// The errors of [`ops::reorder_in_place`].
+    fn reordered_in_place(&self, sources: &[(usize, Range<usize>)]) -> Result<Self> {
+        let reordered = |x: &Tensor| -> Result<Tensor> {
+            if ops::reorder_in_place(x, sources)? {
+                return Ok(x.narrow(0, 0, sources.len())?);
+            }
+            let batch: Vec<u32> = sources.iter().map(|(from, _)| *from as u32).collect();
+            Ok(x.index_select(&Tensor::new(batch, x.device())?, 0)?)
+        };
+        Ok(Self { k: reordered(&self.k)?, v: reordered(&self.v)? })
     }
 
     /// S, the number of keys.
@@ -193,8 +183,9 @@ pub struct KvCache {
     /// Whether the cache allocated the buffer, and so may write to it. The buffer that the first
     /// step stores is a view of projections, which share their memory with other tensors.
     is_own: bool,
-    /// Memory for the next [`Self::reorder`]: the buffer before the last one.
-    spare: Option<Arc<Memory>>,
+    /// For each sequence, the index in the batch of the sequence that computed each token. Tokens of
+    /// one position and one index are equal.
+    origins: Vec<Vec<u32>>,
     len: usize,
     capacity: usize,
 }
@@ -202,7 +193,7 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache for at most `capacity` tokens per sequence.
     pub fn new(capacity: usize) -> Self {
-        Self { buffer: None, is_own: false, spare: None, len: 0, capacity }
+        Self { buffer: None, is_own: false, origins: vec![], len: 0, capacity }
     }
 
     /// The number of tokens in the cache per sequence.
@@ -243,12 +234,16 @@ impl KvCache {
     pub fn truncate(&mut self, len: usize) {
         match len {
             0 => self.reset(),
-            len => self.len = self.len.min(len),
+            len => {
+                self.len = self.len.min(len);
+                self.origins.iter_mut().for_each(|origins| origins.truncate(len));
+            }
         }
     }
 
     /// Reorders the sequences, as beam search does: sequence `i` continues the former sequence
-    /// `beams[i]`. On a CPU, the cache keeps the former buffer as memory for the next call.
+    /// `beams[i]`. On a CPU, only the tokens in which the two differ are copied: beams that continue one
+    /// earlier beam share the tokens before.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist, unless the cache is empty.
@@ -276,26 +271,26 @@ impl KvCache {
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
-        let Some(buffer) = &self.buffer else { return Ok(()) };
+        let Some(buffer) = &mut self.buffer else { return Ok(()) };
         if buffer.has_order(beams) {
             return Ok(());
         }
         buffer.check(beams)?;
-        // Two buffers that take turns need no new memory in each step.
-        let can_reuse = |spare: &Arc<Memory>| {
-            Arc::strong_count(spare) == 1 && spare.has_room_for(beams.len(), buffer)
+        let origins = beams.iter().map(|&beam| self.origins[beam as usize].clone());
+        let origins: Vec<Vec<u32>> = origins.collect();
+        let source = |((&beam, new), old): ((&u32, &Vec<u32>), &Vec<u32>)| {
+            let equal = new.iter().zip(old).take_while(|(new, old)| new == old).count();
+            (beam as usize, equal..self.len)
         };
-        let to = match self.spare.take().filter(can_reuse) {
-            None if buffer.k.device().is_cpu() => Some(Arc::new(buffer.zeros(beams.len())?)),
-            spare => spare,
-        };
-        let reordered = match to {
-            Some(to) if buffer.copy_to(&to, beams, self.len)? => to,
-            _ => Arc::new(buffer.reorder(beams)?),
-        };
-        let before = self.buffer.replace(reordered);
-        self.spare = before.filter(|before| self.is_own && before.k.device().is_cpu());
+        match Arc::get_mut(buffer) {
+            Some(own) if self.is_own && beams.len() <= own.sequences() => {
+                let sources = beams.iter().zip(&origins).zip(&self.origins).map(source);
+                *own = own.reordered_in_place(&sources.collect::<Vec<_>>())?;
+            }
+            _ => *buffer = Arc::new(buffer.reorder(beams)?),
+        }
         self.is_own = true;
+        self.origins = origins;
         Ok(())
     }
 
@@ -346,8 +341,11 @@ impl KvCache {
             *buffer = Arc::new(Memory { k: with_room(&old.k, room)?, v: with_room(&old.v, room)? });
             self.is_own = true;
         }
-        buffer.k.slice_set(&new.k.contiguous()?, 2, len)?;
-        buffer.v.slice_set(&new.v.contiguous()?, 2, len)?;
+        for (x, new) in [(&buffer.k, &new.k), (&buffer.v, &new.v)] {
+            if !ops::copy_in_place(new, &x.narrow(2, len, more)?)? {
+                x.slice_set(&new.contiguous()?, 2, len)?;
+            }
+        }
         buffer.first(total)
     }
 
@@ -356,6 +354,10 @@ impl KvCache {
         self.len = memory.keys();
         if self.len == 0 {
             return; // a step without tokens
+        }
+        self.origins.resize(memory.sequences(), vec![]);
+        for (sequence, origins) in (0..).zip(&mut self.origins) {
+            origins.resize(self.len, sequence);
         }
         if !self.is_own || memory.k.track_op() || memory.v.track_op() {
             (self.buffer, self.is_own) = (Some(Arc::new(memory)), false);
@@ -373,7 +375,7 @@ fn with_room(x: &Tensor, room: usize) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device::Cpu};
+    use candle_core::{DType, Device::Cpu, Storage};
 
     use super::*;
 
@@ -435,43 +437,52 @@ mod tests {
     }
 
     #[test]
-    fn reordered_caches_take_turns_in_two_buffers_that_clones_do_not_share() -> Result<()> {
+    fn reordered_caches_write_into_one_buffer_that_clones_do_not_share() -> Result<()> {
         let rows = |memory: &Memory| -> Result<Vec<Vec<f32>>> {
             Ok(memory.k.narrow(1, 1, 1)?.narrow(3, 0, 1)?.flatten_from(1)?.to_vec2()?)
         };
-        let step = |cache: &mut KvCache, values: [f32; 2]| -> Result<Vec<Vec<f32>>> {
-            let x = Tensor::new(&values, &Cpu)?.reshape((2, 1, 1, 1))?;
-            let x = x.broadcast_as((2, 3, 1, 4))?.contiguous()?;
+        let step = |cache: &mut KvCache, values: &[f32]| -> Result<Vec<Vec<f32>>> {
+            let x = Tensor::new(values, &Cpu)?.reshape(((), 1, 1, 1))?;
+            let x = x.broadcast_as((values.len(), 3, 1, 4))?.contiguous()?;
             let memory = cache.extended(Memory { k: x.clone(), v: x })?;
             cache.advance(memory.clone());
             rows(&memory)
         };
+        let address = |cache: &KvCache| -> Result<*const f32> {
+            let (storage, _) = cache.buffer.as_ref().unwrap().k.storage_and_layout();
+            match &*storage {
+                Storage::Cpu(storage) => Ok(storage.as_slice::<f32>()?.as_ptr()),
+                _ => unreachable!("the cache is on the CPU"),
+            }
+        };
         let mut cache = KvCache::new(20);
-        for i in 0..5 {
-            step(&mut cache, [i as f32, 10. + i as f32])?; // room for 8 tokens
+        let mut expected = [vec![], vec![], vec![]];
+        let mut append = |cache: &mut KvCache, expected: &mut [Vec<f32>], first: usize| {
+            let new: Vec<f32> = (0..expected.len()).map(|i| (first + i) as f32).collect();
+            expected.iter_mut().zip(&new).for_each(|(row, value)| row.push(*value));
+            step(cache, &new)
+        };
+        for i in 0..11 {
+            append(&mut cache, &mut expected, 10 * i)?; // room for 20 tokens
         }
-        let mut expected: [Vec<f32>; 2] = [vec![0., 1., 2., 3., 4.], vec![10., 11., 12., 13., 14.]];
-        let mut buffers = std::collections::BTreeSet::new();
-        let mut clone = None;
-        for (i, beams) in [[1, 0], [0, 1], [1, 1], [1, 0], [0, 0], [1, 0]].into_iter().enumerate() {
-            cache.reorder(&beams)?;
-            expected = beams.map(|beam| expected[beam as usize].clone());
-            if i == 3 {
+        let (start, mut clone) = (address(&cache)?, None);
+        let orders: [&[u32]; 8] =
+            [&[1, 0, 2], &[2, 2, 0], &[1, 1, 1], &[2, 0, 1], &[0, 1, 2], &[1, 0], &[1, 1], &[1]];
+        let mut expected = expected.to_vec();
+        for (i, beams) in orders.into_iter().enumerate() {
+            cache.reorder(beams)?;
+            expected = beams.iter().map(|&beam| expected[beam as usize].clone()).collect();
+            let len = if i == 4 { 8 } else { 20 };
+            cache.truncate(len);
+            expected.iter_mut().for_each(|row| row.truncate(len));
+            assert_eq!(append(&mut cache, &mut expected, 100 + 10 * i)?, expected, "{i}");
+            assert_eq!(address(&cache)? == start, i <= 5, "{i}");
+            if i == 5 {
                 clone = Some((cache.clone(), expected.clone()));
             }
-            cache.truncate(5);
-            expected.iter_mut().for_each(|row| row.truncate(5));
-            let new = [20. + i as f32, 30. + i as f32];
-            expected.iter_mut().zip(new).for_each(|(row, value)| row.push(value));
-            assert_eq!(step(&mut cache, new)?, expected, "{i}");
-            if i < 3 {
-                buffers.insert(cache.buffer.as_ref().map(Arc::as_ptr));
-            }
         }
-        assert_eq!(buffers.len(), 2);
         let (mut clone, mut expected) = clone.unwrap();
-        expected.iter_mut().for_each(|row| row.push(7.));
-        assert_eq!(step(&mut clone, [7., 7.])?, expected);
+        assert_eq!(append(&mut clone, &mut expected, 300)?, expected);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use mha_kernels_cuda as cuda_kernels;
 use super::cuda;
 use super::{
     attention_mask::{BroadcastTensor, CpuMask, KernelMask},
-    cpu::{self, Element},
+    cpu::{self, Element, strided},
     linear::attention_dtype,
 };
 use crate::{ComputeType, Result, widen};
@@ -163,8 +163,8 @@ fn all_finite(x: &Tensor) -> candle_core::Result<bool> {
         candle_core::bail!("v is not on the CPU: expected a CPU tensor")
     };
     Ok(match storage {
-        CpuStorage::BF16(_) => strided::<u16>((storage, layout))?.all_finite(),
-        _ => strided::<f32>((storage, layout))?.all_finite(),
+        CpuStorage::BF16(_) => strided(u16::elements(storage)?, layout)?.all_finite(),
+        _ => strided(f32::elements(storage)?, layout)?.all_finite(),
     })
 }
 
@@ -266,7 +266,7 @@ impl RelativeTensors {
         ) -> candle_core::Result<Option<Strided<'a, T>>> {
             let Some((storage, layout)) = x else { return Ok(None) };
             match &**storage {
-                Storage::Cpu(storage) => Ok(Some(strided((storage, layout))?)),
+                Storage::Cpu(storage) => Ok(Some(strided(T::elements(storage)?, layout)?)),
                 _ => candle_core::bail!("relative positions: expected tensors on the CPU"),
             }
         }
@@ -281,10 +281,11 @@ impl CpuAttention<'_> {
     /// Returns `(B, T, H, V)`.
     fn run<T: Element>(
         &self,
-        [q, k, v]: [(&CpuStorage, &Layout); 3],
+        qkv: [(&CpuStorage, &Layout); 3],
         kernel: fn(Isa, Attention<T>) -> Vec<T>,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let (q, k, v) = (strided::<T>(q)?, strided(k)?, strided(v)?);
+        let [q, k, v] = qkv.map(|(storage, layout)| strided(T::elements(storage)?, layout));
+        let (q, k, v) = (q?, k?, v?);
         let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
         let CpuMask { sequences, visible, keep, bias, distance_bias, .. } = self.mask;
         let args = Attention {
@@ -332,21 +333,5 @@ impl CustomOp3 for CpuAttention<'_> {
             CpuStorage::BF16(_) => self.run(all, mha_kernels::attention_bf16),
             _ => self.run(all, mha_kernels::attention_f32),
         }
-    }
-}
-
-fn strided<'a, T: Element>(
-    (storage, layout): (&'a CpuStorage, &Layout),
-) -> candle_core::Result<Strided<'a, T>> {
-    let elements = T::elements(storage)?;
-    // The offset may exceed the length of an empty storage.
-    let data = &elements[layout.start_offset().min(elements.len())..];
-    match (layout.stride(), layout.dims()) {
-        (&[batch, head, row, 1], &[b, h, t, d]) => {
-            Ok(Strided { data, strides: [batch, head, row], dims: [b, h, t, d] })
-        }
-        _ => candle_core::bail!(
-            "the attention kernel needs (B, H, T, D) with stride 1 along D, got {layout:?}"
-        ),
     }
 }

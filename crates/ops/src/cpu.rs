@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType};
 use half::{bf16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
-use mha_kernels::Isa;
+use mha_kernels::{Isa, Strided, StridedMut};
 
 /// Whether an f32 CPU kernel should run: the tensors are f32, on the CPU and not tracked by
 /// autograd, and [`Isa::kernels_enabled`] is true.
@@ -52,6 +52,36 @@ pub fn slice<'a, T>(elements: &'a [T], layout: &Layout) -> candle_core::Result<&
         Some((start, end)) if start == end => Ok(&[]), // can be beyond the end of the storage
         Some((start, end)) => Ok(&elements[start..end]),
         None => candle_core::bail!("CPU kernels need contiguous tensors, got {layout:?}"),
+    }
+}
+
+/// `(B, H, T, D)` with stride 1 along D, for a kernel.
+///
+/// # Errors
+/// candle's error for another rank or another stride along D.
+pub fn strided<'a, T>(data: &'a [T], layout: &Layout) -> candle_core::Result<Strided<'a, T>> {
+    let (start, strides, dims) = rows(layout, data.len())?;
+    Ok(Strided { data: &data[start..], strides, dims })
+}
+
+/// [`strided`] for a kernel that writes to the tensor.
+pub fn strided_mut<'a, T>(
+    data: &'a mut [T],
+    layout: &Layout,
+) -> candle_core::Result<StridedMut<'a, T>> {
+    let (start, strides, dims) = rows(layout, data.len())?;
+    Ok(StridedMut { data: &mut data[start..], strides, dims })
+}
+
+/// The first element, the strides of B, H and T, and the dims of `(B, H, T, D)` in a storage of `len`
+/// elements.
+fn rows(layout: &Layout, len: usize) -> candle_core::Result<(usize, [usize; 3], [usize; 4])> {
+    match (layout.stride(), layout.dims()) {
+        (&[batch, head, row, 1], &[b, h, t, d]) => {
+            // The offset may exceed the length of an empty storage.
+            Ok((layout.start_offset().min(len), [batch, head, row], [b, h, t, d]))
+        }
+        _ => candle_core::bail!("expected (B, H, T, D) with stride 1 along D, got {layout:?}"),
     }
 }
 

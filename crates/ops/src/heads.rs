@@ -3,7 +3,7 @@
 
 use candle_core::{CpuStorage, DType, InplaceOp1, InplaceOp3, Layout, Tensor};
 use half::slice::HalfFloatSliceExt;
-use mha_kernels::{Isa, Rotation, StridedMut, transform_heads_bf16, transform_heads_f32};
+use mha_kernels::{Isa, Rotation, transform_heads_bf16, transform_heads_f32};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
 
@@ -11,7 +11,7 @@ use mha_kernels_cuda as cuda_kernels;
 use crate::cuda;
 use crate::{
     Result, RmsNorm,
-    cpu::{self, Element},
+    cpu::{self, Element, strided_mut},
 };
 
 /// The normalisations of the heads of queries and keys in one tensor.
@@ -163,10 +163,12 @@ impl Transform<'_> {
         };
         match x {
             CpuStorage::BF16(x) => {
-                let x = view(x.reinterpret_cast_mut(), layout)?;
+                let x = strided_mut(x.reinterpret_cast_mut(), layout)?;
                 transform_heads_bf16(isa, x, norms, rotation);
             }
-            CpuStorage::F32(x) => transform_heads_f32(isa, view(x, layout)?, norms, rotation),
+            CpuStorage::F32(x) => {
+                transform_heads_f32(isa, strided_mut(x, layout)?, norms, rotation)
+            }
             _ => candle_core::bail!("norm and rotation of heads: expected f32 or bf16"),
         }
         Ok(())
@@ -246,17 +248,5 @@ impl InplaceOp3 for Transform<'_> {
         sin_layout: &Layout,
     ) -> candle_core::Result<()> {
         self.on_cuda(x, layout, Some([(cos, cos_layout), (sin, sin_layout)]))
-    }
-}
-
-/// `(B, H, T, D)` as the kernel expects it.
-fn view<'a, T>(data: &'a mut [T], layout: &Layout) -> candle_core::Result<StridedMut<'a, T>> {
-    let start = layout.start_offset().min(data.len());
-    match (layout.stride(), layout.dims()) {
-        (&[batch, head, row, 1], &[b, h, t, d]) => {
-            let (strides, dims) = ([batch, head, row], [b, h, t, d]);
-            Ok(StridedMut { data: &mut data[start..], strides, dims })
-        }
-        _ => candle_core::bail!("heads: expected (B, H, T, D) with stride 1 along D"),
     }
 }

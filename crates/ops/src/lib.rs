@@ -1,9 +1,10 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. [`attention()`], [`copy_sequences()`], [`rotate_in_place`], [`normalise_heads_in_place`] and
-//! [`mean_pool`] compute nothing if no kernel supports the tensors; the caller then uses candle's operations. The
-//! kernels compute no gradients, so candle's operations are used for inputs that autograd tracks.
+//! operations. [`attention()`], [`copy_in_place`], [`reorder_in_place`],
+//! [`rotate_in_place`], [`normalise_heads_in_place`] and [`mean_pool`] compute nothing if no kernel
+//! supports the tensors; the caller then uses candle's operations. The kernels compute no gradients, so candle's
+//! operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
@@ -17,7 +18,8 @@
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
-//! | [`copy_sequences()`] | – | f32, f16, bf16 | – |
+//! | [`copy_in_place`] | | f32, f16, bf16 | – |
+//! | [`reorder_in_place`] | sequence i becomes sequence `sources[i]` | f32, f16, bf16 | – |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //! | [`MaxSim`] | `Σᵢ maxⱼ qᵢ·dⱼ` | f32 and f16 slices | – |
 //!
@@ -31,7 +33,7 @@ mod activation;
 mod add;
 mod attention;
 mod attention_mask;
-mod copy_sequences;
+mod copy;
 mod cosine;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -53,7 +55,7 @@ pub use activation::Activation;
 pub use add::add;
 pub use attention::{RelativeRows, RelativeTerms, Scoring, attention};
 pub use attention_mask::{KernelMask, MaskParts, QueryRange, Sequences};
-pub use copy_sequences::copy_sequences;
+pub use copy::{copy_in_place, reorder_in_place};
 pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, check_device, keep_freed_memory};
 pub use embed::{Table, embed};

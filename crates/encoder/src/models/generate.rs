@@ -188,9 +188,9 @@ impl CausalLm {
         while active.contains(&true) {
             let logits = self.last_logits(&next, memory, &mut cache)?;
             next.clear();
-            for (i, logits) in logits.into_iter().enumerate() {
+            for (i, logits) in logits.chunks(logits.len() / prompts.len()).enumerate() {
                 // An ended sequence stays in the batch. Its tokens are not used.
-                let token = if active[i] { sampler.next(&logits)? } else { 0 };
+                let token = if active[i] { sampler.next(logits)? } else { 0 };
                 next.push(vec![token]);
                 if active[i] {
                     sequences[i].push(token);
@@ -222,8 +222,8 @@ impl CausalLm {
         let mut next = sequences.to_vec();
         while !searches.is_empty() {
             let logits = self.last_logits(&next, memory.as_ref(), &mut cache)?;
-            let (count, beams_of_each) = (searches.len(), logits.len() / searches.len());
-            let of_searches = searches.par_iter_mut().zip(logits.par_chunks(beams_of_each));
+            let (count, beams_of_each) = (searches.len(), next.len() / searches.len());
+            let of_searches = searches.par_iter_mut().zip(logits.par_chunks(logits.len() / count));
             let steps = of_searches.map(|((_, search), logits)| search.extend(logits));
             let steps = steps.collect::<Result<Vec<_>>>()?;
             // The row of the cache that each running beam continues, and the sequences of the
@@ -256,16 +256,16 @@ impl CausalLm {
     }
 
     /// Runs `tokens` `(B, T)` after the tokens in the cache, and returns the logits at the last
-    /// token.
+    /// token, `(B, vocab_size)`.
     fn last_logits(
         &self,
         tokens: &[Vec<u32>],
         memory: Option<&DecoderMemory>,
         cache: &mut crate::DecoderCache,
-    ) -> Result<Vec<Vec<f32>>> {
+    ) -> Result<Vec<f32>> {
         let ids = Tensor::new(tokens.to_vec(), self.device())?;
-        let logits = self.step_to_last(&ids, memory, cache)?; // (B, vocab_size)
-        Ok(logits.to_dtype(DType::F32)?.to_vec2()?)
+        let logits = self.step_to_last(&ids, memory, cache)?;
+        Ok(logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
     }
 }
 
@@ -314,12 +314,19 @@ impl Sampler {
 /// # Errors
 /// [`Error::NonFiniteOutput`] if a logit is NaN or ∞, or all are −∞.
 fn check_logits(logits: &[f32]) -> Result<()> {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if largest.is_finite() && !logits.iter().any(|logit| logit.is_nan()) {
-        Ok(())
-    } else {
-        Err(Error::NonFiniteOutput)
+    let has_nan = logits.iter().fold(false, |any, logit| any | logit.is_nan());
+    if largest(logits).is_finite() && !has_nan { Ok(()) } else { Err(Error::NonFiniteOutput) }
+}
+
+/// The largest logit that is not NaN, or −∞. The maxima of 16 interleaved parts are independent, so
+/// that the compiler uses vector instructions.
+fn largest(logits: &[f32]) -> f32 {
+    let mut maxima = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = logits.as_chunks::<16>();
+    for chunk in chunks {
+        maxima.iter_mut().zip(chunk).for_each(|(max, logit)| *max = max.max(*logit));
     }
+    maxima.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
 }
 
 fn descending(a: f32, b: f32) -> Ordering {
@@ -380,9 +387,9 @@ impl<'a> BeamSearch<'a> {
         Self { beams, config, prompt_length: prompt.len(), running, ended: vec![] }
     }
 
-    /// Extends the running beams by a token, given the logits of each. Returns the index of the
-    /// beam that each new one continues; `None` if the search has finished.
-    fn extend(&mut self, logits: &[Vec<f32>]) -> Result<Option<Vec<usize>>> {
+    /// Extends the running beams by a token, given the logits `(beams, vocab_size)`. Returns the
+    /// index of the beam that each new one continues; `None` if the search has finished.
+    fn extend(&mut self, logits: &[f32]) -> Result<Option<Vec<usize>>> {
         let k = self.beams.num_beams;
         let mut candidates = self.candidates(logits)?; // the best 2·k, best first
         let length = self.running[0].tokens.len() + 1;
@@ -422,21 +429,30 @@ impl<'a> BeamSearch<'a> {
 
     /// The best `2·num_beams` continuations of all beams, best first. Of equal scores, the first
     /// beam and the lowest token are first.
-    fn candidates(&self, logits: &[Vec<f32>]) -> Result<Vec<Candidate>> {
+    fn candidates(&self, logits: &[f32]) -> Result<Vec<Candidate>> {
+        /// Logits that are skipped together if the largest one is not among the best.
+        const LOGITS: usize = 64;
         let count = 2 * self.beams.num_beams;
         let mut best: Vec<Candidate> = vec![];
         let mut worst = f64::NEG_INFINITY; // scores up to this one are not among the best
-        for (from, (beam, logits)) in self.running.iter().zip(logits).enumerate() {
+        let of_beams = logits.chunks(logits.len() / self.running.len());
+        for (from, (beam, logits)) in self.running.iter().zip(of_beams).enumerate() {
             check_logits(logits)?;
             let log_sum = log_sum_exp(logits);
-            for (token, &logit) in (0u32..).zip(logits) {
-                let score = beam.score + f64::from(logit) - log_sum;
-                if score > worst {
-                    let at = best.partition_point(|candidate| candidate.score >= score);
-                    best.insert(at, Candidate { from, token, score });
-                    best.truncate(count);
-                    if best.len() == count {
-                        worst = best[count - 1].score;
+            let score_of = |logit: f32| beam.score + f64::from(logit) - log_sum;
+            for (tokens, logits) in (0u32..).step_by(LOGITS).zip(logits.chunks(LOGITS)) {
+                if score_of(largest(logits)) <= worst {
+                    continue;
+                }
+                for (token, &logit) in (tokens..).zip(logits) {
+                    let score = score_of(logit);
+                    if score > worst {
+                        let at = best.partition_point(|candidate| candidate.score >= score);
+                        best.insert(at, Candidate { from, token, score });
+                        best.truncate(count);
+                        if best.len() == count {
+                            worst = best[count - 1].score;
+                        }
                     }
                 }
             }
@@ -462,7 +478,7 @@ impl Beam {
 
 /// `ln Σ exp(logit)`, of exponentials in f32 that are summed in f64. The largest logit is finite.
 fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let largest = largest(logits);
     let sum: f64 = logits.iter().map(|&logit| f64::from((logit - largest).exp())).sum();
     f64::from(largest) + sum.ln()
 }

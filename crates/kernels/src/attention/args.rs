@@ -22,7 +22,7 @@ pub struct Strided<'a, T> {
 impl<T> Strided<'_, T> {
     /// # Panics
     /// If the tensor reaches beyond `data`.
-    fn check(&self, name: &str) {
+    pub(crate) fn check(&self, name: &str) {
         let Self { dims, strides, data } = self;
         if dims.contains(&0) {
             return;
@@ -40,7 +40,7 @@ impl<T> Strided<'_, T> {
     }
 
     /// The address of the first value of a token and head.
-    pub(super) fn at(&self, b: usize, h: usize, t: usize) -> *const T {
+    pub(crate) fn at(&self, b: usize, h: usize, t: usize) -> *const T {
         let [b_stride, h_stride, t_stride] = self.strides;
         // Within the data, as `check` ensures, unless a dim is 0.
         self.data.as_ptr().wrapping_add(b * b_stride + h * h_stride + t * t_stride)
