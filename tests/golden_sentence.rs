@@ -6,11 +6,13 @@ use std::{fs, path::Path};
 use candle_core::{IndexOp, Tensor};
 use encoder::{
     EmbedOptions, Embedder, LoadOptions, LongTexts, ModelConfig, ModelFiles, Pooling, PoolingMode,
-    Prompt, TextTokenizer,
+    Precision, Prompt, TextTokenizer,
 };
 use tempfile::TempDir;
 
-use crate::support::{Golden, MINILM, assert_close, copy_folder, golden};
+use crate::support::{
+    Golden, MINILM, assert_close, copy_folder, golden, is_recording, record_digest,
+};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -182,6 +184,25 @@ fn token_ids_of_unusual_texts_equal_transformers() -> Result {
             assert_eq!(got, expected, "{name}: {text:?}");
             start += length as usize;
         }
+    }
+    Ok(())
+}
+
+/// 20 sentences, or 1,000 whose digests are recorded to compare instruction sets and machines.
+#[test]
+fn embeddings_of_many_sentences_have_unit_length() -> Result {
+    let sentences = fs::read_to_string(golden("sentences.txt"))?;
+    let sentences: Vec<&str> = sentences.lines().collect();
+    let count = if is_recording() { 1000 } else { 20 };
+    let n = sentences.len();
+    let three = |i: usize| [i, i / n, i / n / n].map(|i| sentences[i % n]).join(" ");
+    let texts: Vec<String> = (0..count).map(three).collect();
+    for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+        let options = LoadOptions::default().with_precision(precision);
+        let vectors = Embedder::from_dir(MINILM, &options)?.embed(&texts)?;
+        let squares = vectors.sqr()?.sum_keepdim(1)?; // (N, 1)
+        assert_close("squares", &squares, &squares.ones_like()?, 1e-6);
+        record_digest(&format!("{count} sentences, {precision}"), &vectors)?;
     }
     Ok(())
 }

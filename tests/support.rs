@@ -2,6 +2,8 @@
 
 use std::{
     collections::HashMap,
+    hash::Hasher,
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -80,6 +82,7 @@ pub fn max_difference(got: &Tensor, expected: &Tensor) -> Result<f64> {
 /// and the values of the largest difference.
 #[track_caller]
 pub fn assert_close(name: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
+    record_digest(name, got).unwrap();
     let (difference, at, got, expected) = largest(got, expected).unwrap();
     println!("{name}: largest difference {difference:.1e}");
     assert!(
@@ -87,6 +90,30 @@ pub fn assert_close(name: &str, got: &Tensor, expected: &Tensor, tolerance: f64)
         "{name}: differs by {difference:e} at {at:?}, tolerance {tolerance:e}: \
          got {got}, expected {expected}"
     );
+}
+
+/// The file to which [`record_digest`] writes, if the environment variable is set.
+fn digests() -> Option<PathBuf> {
+    std::env::var_os("RESULT_DIGESTS").map(PathBuf::from)
+}
+
+/// Whether digests of results are recorded.
+pub fn is_recording() -> bool {
+    digests().is_some()
+}
+
+/// Appends the name of the test, `name` and a digest of the bits of `x` to the file that
+/// `RESULT_DIGESTS` names, if it is set. `scripts/arm-check` compares such files.
+pub fn record_digest(name: &str, x: &Tensor) -> Result<()> {
+    let Some(file) = digests() else { return Ok(()) };
+    let values = x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+    let mut digest = twox_hash::XxHash64::with_seed(0);
+    values.iter().for_each(|value| digest.write_u64(value.to_bits()));
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or_default();
+    let line = format!("{test}, {name}: {:016x}\n", digest.finish());
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file)?;
+    Ok(file.write_all(line.as_bytes())?)
 }
 
 /// The largest difference, its position, and the two values there.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use candle_core::{D, Tensor};
+use libm::logf;
 use ops::RelativeRows;
 
 use crate::{Error, Result, shape::shape_error};
@@ -222,7 +223,7 @@ pub fn log_relative_position(distance: isize, num_buckets: usize, max_distance: 
     }
     let ratio = distance.unsigned_abs() as f32 / exact as f32;
     let max_ratio = ((max_distance - 1) as f64 / exact as f64) as f32;
-    let above = (ratio.ln() / max_ratio.ln() * (exact - 1) as f32).ceil() as isize;
+    let above = (logf(ratio) / logf(max_ratio) * (exact - 1) as f32).ceil() as isize;
     (exact as isize + above) * distance.signum()
 }
 

@@ -37,7 +37,7 @@ pub fn relative_position_bucket(distance: isize, num_buckets: usize, max_distanc
         return first + n;
     }
     let fraction =
-        (n as f32 / exact as f32).ln() / (max_distance as f64 / exact as f64).ln() as f32;
+        libm::logf(n as f32 / exact as f32) / libm::log(max_distance as f64 / exact as f64) as f32;
     first + (exact + (fraction * (half - exact) as f32) as usize).min(half - 1)
 }
 

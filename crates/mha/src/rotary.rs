@@ -149,14 +149,19 @@ impl Rotary {
         Ok(grown)
     }
 
-    /// The cosines and sines of `position · frequency`, for sequences of `length` tokens.
+    /// The cosines and sines of `position · frequency`, for sequences of `length` tokens. The crate
+    /// `libm` gives the same bits on every machine; those of the system's functions differ.
     fn compute(&self, length: usize, positions: Range<usize>) -> Result<RotaryAt> {
         let frequencies = self.scaling.frequencies(self.theta, self.d, length);
-        let frequencies = Tensor::new(frequencies, &self.device)?.unsqueeze(0)?;
-        let (start, end) = (positions.start as f32, positions.end as f32);
-        let positions = Tensor::arange(start, end, &self.device)?.unsqueeze(1)?;
-        let angles = positions.broadcast_mul(&frequencies)?; // (positions, D / 2)
-        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        let shape = (positions.len(), frequencies.len());
+        let angles = || {
+            let of_position = |position| frequencies.iter().map(move |f| position as f32 * f);
+            positions.clone().flat_map(of_position)
+        };
+        let table = |function: fn(f32) -> f32| {
+            Tensor::from_iter(angles().map(function), &self.device)?.reshape(shape)
+        };
+        let (cos, sin) = (table(libm::cosf)?, table(libm::sinf)?); // (positions, D / 2)
         Ok(match self.scaling.attention_factor() {
             1.0 => RotaryAt { cos, sin },
             factor => RotaryAt { cos: (cos * factor)?, sin: (sin * factor)? },

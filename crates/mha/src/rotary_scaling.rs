@@ -1,6 +1,8 @@
 //! Scaled frequencies of rotary position embedding, for sequences longer than those in training.
 //! Peng et al. 2024, <https://arxiv.org/abs/2309.00071>, section 3.
 
+use libm::{log, pow, powf};
+
 use crate::{Error, Result};
 
 /// How the frequencies of a [`Rotary`](crate::Rotary) are scaled.
@@ -106,16 +108,16 @@ impl RotaryScaling {
     /// highest to the lowest. `theta` is the base, `d` the width D of a head.
     pub fn frequencies(&self, theta: f64, d: usize, length: usize) -> Vec<f32> {
         let width = d as f32;
-        let plain = |theta: f32| (0..d / 2).map(move |i| 1.0 / theta.powf((2 * i) as f32 / width));
+        let plain = |theta: f32| (0..d / 2).map(move |i| 1.0 / powf(theta, (2 * i) as f32 / width));
         let (theta, divisor) = match *self {
             Self::None => (theta as f32, 1.0),
             Self::Linear { factor } => (theta as f32, factor as f32),
-            Self::Ntk { factor } => ((theta * factor) as f32, factor.powf(2.0 / d as f64) as f32),
+            Self::Ntk { factor } => ((theta * factor) as f32, pow(factor, 2.0 / d as f64) as f32),
             Self::DynamicNtk { .. } if !self.depends_on(length) => (theta as f32, 1.0),
             Self::DynamicNtk { factor, trained } => {
                 let factor = factor as f32;
                 let growth = factor * length as f32 / trained as f32 - (factor - 1.0);
-                (theta as f32 * growth.powf(width / (width - 2.0)), 1.0)
+                (theta as f32 * powf(growth, width / (width - 2.0)), 1.0)
             }
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, trained } => {
                 let [factor, low, high] =
@@ -132,7 +134,7 @@ impl RotaryScaling {
                 // The i, not an integer, of the frequency that makes this number of turns.
                 let index = |turns: f64| {
                     let length = trained as f64 / (turns * std::f64::consts::TAU);
-                    d as f64 * length.ln() / (2.0 * theta.ln())
+                    d as f64 * log(length) / (2.0 * log(theta))
                 };
                 let (mut first, mut last) = (index(beta_fast), index(beta_slow));
                 if truncate {

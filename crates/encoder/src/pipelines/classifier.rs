@@ -537,10 +537,10 @@ impl LogitActivation {
     pub fn apply(self, mut logits: Vec<f32>) -> Vec<f32> {
         match self {
             Self::Identity => {}
-            Self::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+            Self::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + libm::expf(-*x))),
             Self::Softmax => {
                 let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                logits.iter_mut().for_each(|x| *x = (*x - max).exp());
+                logits.iter_mut().for_each(|x| *x = libm::expf(*x - max));
                 let sum: f32 = logits.iter().sum();
                 logits.iter_mut().for_each(|x| *x /= sum);
             }

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, ops::Range, path::Path};
 
 use candle_core::DType;
+use libm::expf;
 use serde::Serialize;
 
 use super::{
@@ -225,12 +226,12 @@ impl Pipeline for QuestionAnswerer {
 fn probabilities(logits: &[f32], window: &Window) -> Result<(f32, Vec<f32>)> {
     let text_logits = || window.positions.iter().map(|&position| logits[position]);
     let max = text_logits().fold(logits[0], f32::max);
-    let sum = text_logits().fold((logits[0] - max).exp(), |sum, x| sum + (x - max).exp());
+    let sum = text_logits().fold(expf(logits[0] - max), |sum, x| sum + expf(x - max));
     if !sum.is_finite() {
         return Err(Error::NonFiniteOutput);
     }
-    let text = text_logits().map(|x| (x - max).exp() / sum).collect();
-    Ok(((logits[0] - max).exp() / sum, text))
+    let text = text_logits().map(|x| expf(x - max) / sum).collect();
+    Ok((expf(logits[0] - max) / sum, text))
 }
 
 #[cfg(test)]

@@ -46,8 +46,10 @@ impl SpladePooling {
     fn value(self, pooled: f32) -> f32 {
         match (self.pooling_strategy, self.activation_function) {
             (SpladeStrategy::Sum, _) => pooled,
-            (SpladeStrategy::Max, SpladeActivation::Relu) => pooled.ln_1p(),
-            (SpladeStrategy::Max, SpladeActivation::Log1pRelu) => pooled.ln_1p().ln_1p(),
+            (SpladeStrategy::Max, SpladeActivation::Relu) => libm::log1pf(pooled),
+            (SpladeStrategy::Max, SpladeActivation::Log1pRelu) => {
+                libm::log1pf(libm::log1pf(pooled))
+            }
         }
     }
 

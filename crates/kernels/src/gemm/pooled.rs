@@ -167,8 +167,8 @@ fn pool_row(isa: Isa, x: &[f32], pooled: &mut [f32], pooling: RowPooling) {
         RowPooling::Max => {
             isa.run(Max { x, pooled });
         }
-        RowPooling::SumLog1p => sum(pooled, f32::ln_1p),
-        RowPooling::SumLog1pTwice => sum(pooled, |x| x.ln_1p().ln_1p()),
+        RowPooling::SumLog1p => sum(pooled, libm::log1pf),
+        RowPooling::SumLog1pTwice => sum(pooled, |x| libm::log1pf(libm::log1pf(x))),
     }
 }
 
