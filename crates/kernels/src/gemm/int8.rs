@@ -131,8 +131,8 @@ pub(crate) unsafe fn quantise_asymmetric<V: Vector, D: Dot<V>>(
 }
 
 /// Quantises a row of weights to 1..=255 with the zero point 128, and returns the scale. The scale
-/// is NaN if a value is not finite. With [`Vector::ADDS_INT8_PAIRS_IN_I16`], the scale is large
-/// enough that the sum of two adjacent values is within ±126 before they are rounded, and so within
+/// is NaN if a value is not finite. With `limits_pairs` ([`Dot::ADDS_INT8_PAIRS_IN_I16`]), the scale
+/// is large enough that the sum of two adjacent values is within ±126 before they are rounded, and so within
 /// ±127 after.
 ///
 /// # Safety
@@ -141,13 +141,14 @@ pub(crate) unsafe fn quantise_asymmetric<V: Vector, D: Dot<V>>(
 pub(crate) unsafe fn quantise_symmetric<V: Vector>(
     row: &[f32],
     range: ValueRange<V>,
+    limits_pairs: bool,
     to: *mut u8,
 ) -> f32 {
     // SAFETY: upheld by the caller.
     unsafe {
         let (min, max) = range.reduce();
         let mut scale = max.max(-min) / 127.0; // if a value is not finite, min and max are both NaN
-        if V::ADDS_INT8_PAIRS_IN_I16 {
+        if limits_pairs {
             for &[a, b] in row.as_chunks().0 {
                 // a and b are divided before they are added, so that the sum is finite.
                 let pair_scale = (a / 126.0 + b / 126.0).abs();

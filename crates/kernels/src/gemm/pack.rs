@@ -41,8 +41,8 @@ pub struct PackedLinear {
     input: usize,
     /// k in packed lanes; for BF16x3, with three terms per value.
     k_lanes: usize,
-    /// Columns of a panel.
-    nr: usize,
+    /// The products that the weight is packed for.
+    products: Products,
     /// Lanes of a panel: `nr · k_lanes`, or two thirds of that if values have two terms.
     panel_len: usize,
     panels: Values,
@@ -105,10 +105,21 @@ impl<'a> Panel<'a> {
 
 /// k in packed lanes; for BF16x3, with three terms per value.
 fn k_lanes(isa: Isa, compute_type: ComputeType, k: usize) -> usize {
-    if isa.products(compute_type).is_bf16x3 {
-        bf16x3::lanes(k)
-    } else {
-        k.div_ceil(compute_type.values_per_lane())
+    let Products { is_bf16x3, has_lane_pairs, .. } = isa.products(compute_type);
+    let lanes = k.div_ceil(compute_type.values_per_lane());
+    match (is_bf16x3, has_lane_pairs) {
+        (true, _) => bf16x3::lanes(k),
+        (false, true) => lanes.next_multiple_of(2),
+        (false, false) => lanes,
+    }
+}
+
+/// The index in a panel of a column's lane.
+fn lane_index(products: Products, k_lane: usize, column: usize) -> usize {
+    let Products { nr, has_lane_pairs, .. } = products;
+    match has_lane_pairs {
+        true => (k_lane / 2 * nr + column) * 2 + k_lane % 2,
+        false => k_lane * nr + column,
     }
 }
 
@@ -194,7 +205,7 @@ impl PackedLinear {
             compute_type != ComputeType::Int8 || input <= MAX_INT8_INPUT,
             "int8: the input width exceeds {MAX_INT8_INPUT}"
         );
-        let Products { nr, is_bf16x3, .. } = isa.products(compute_type);
+        let products @ Products { nr, is_bf16x3, .. } = isa.products(compute_type);
         let padded = out.next_multiple_of(nr);
         let k_lanes = k_lanes(isa, compute_type, input);
         let rows_of_panel = |p: usize| p * nr..out.min((p + 1) * nr);
@@ -213,6 +224,7 @@ impl PackedLinear {
             isa.run(PackPanel {
                 compute_type,
                 terms,
+                products,
                 weight,
                 columns,
                 input,
@@ -233,7 +245,7 @@ impl PackedLinear {
             out,
             input,
             k_lanes,
-            nr,
+            products,
             panel_len,
             panels: Values::Owned(panels),
             bias,
@@ -247,7 +259,7 @@ impl PackedLinear {
     pub fn arrays(&self) -> PackedArrays<&[f32]> {
         let is_int8 = self.compute_type == ComputeType::Int8;
         PackedArrays {
-            panels: &self.panels.as_slice()[..self.bias.len() / self.nr * self.panel_len],
+            panels: &self.panels.as_slice()[..self.bias.len() / self.products.nr * self.panel_len],
             bias: self.has_bias.then_some(&self.bias[..]),
             scales: is_int8.then_some(&self.scales[..]),
             column_sums: is_int8.then_some(&self.column_sums[..]),
@@ -292,7 +304,7 @@ impl PackedLinear {
         if !all.into_iter().flatten().all(|array| array.is_aligned_to(4 * F32_PER_LINE)) {
             return None;
         }
-        let Products { nr, is_bf16x3, .. } = isa.products(compute_type);
+        let products @ Products { nr, is_bf16x3, .. } = isa.products(compute_type);
         let (padded, k_lanes) = (out.next_multiple_of(nr), k_lanes(isa, compute_type, input));
         let per_panel = |terms: usize| nr * k_lanes * terms / 3;
         let len = panels.as_f32().len();
@@ -312,7 +324,7 @@ impl PackedLinear {
             out,
             input,
             k_lanes,
-            nr,
+            products,
             panel_len: per_panel(terms.unwrap_or(3)),
             panels: Values::Shared(panels),
             has_bias: bias.is_some(),
@@ -328,8 +340,9 @@ impl PackedLinear {
         let mut weight = vec![0.0; self.out * self.input];
         let values_per_lane = self.compute_type.values_per_lane();
         for (n, row) in weight.chunks_mut(self.input.max(1)).enumerate() {
-            let panel = &self.panels.as_slice()[n / self.nr * self.panel_len..];
-            let lane = |k_lane| panel[k_lane * self.nr + n % self.nr];
+            let nr = self.products.nr;
+            let panel = &self.panels.as_slice()[n / nr * self.panel_len..];
+            let lane = |k_lane| panel[lane_index(self.products, k_lane, n % nr)];
             for (k, w) in row.iter_mut().enumerate() {
                 let bits = lane(k / values_per_lane).to_bits();
                 *w = match (self.compute_type, self.terms) {
@@ -377,13 +390,12 @@ impl PackedLinear {
 
     /// Whether kernels of this ISA can read the packed layout.
     pub(crate) fn is_for(&self, isa: Isa) -> bool {
-        let Products { nr, is_bf16x3, .. } = isa.products(self.compute_type);
-        self.nr == nr && self.terms.is_some() == is_bf16x3
+        self.products == isa.products(self.compute_type)
     }
 
     /// The panels. `column` is the output column of the first panel's first column.
     pub(crate) fn panels(&self, column: usize) -> impl Iterator<Item = Panel<'_>> {
-        let nr = self.nr;
+        let nr = self.products.nr;
         (0..self.out.div_ceil(nr)).map(move |p| Panel {
             lanes: &self.panels.as_slice()[p * self.panel_len..][..self.panel_len],
             terms: self.terms.unwrap_or(3),
@@ -401,6 +413,7 @@ impl PackedLinear {
 struct PackPanel<'a> {
     compute_type: ComputeType,
     terms: Option<usize>,
+    products: Products,
     /// The rows of the weight that are the panel's columns.
     weight: &'a [f32],
     columns: usize,
@@ -460,7 +473,7 @@ fn pack_bf16<V: RegisterTile>(panel: PackPanel) {
 /// The CPU supports the instructions of `V`.
 #[inline(always)]
 unsafe fn pack_int8<V: RegisterTile>(panel: PackPanel) {
-    let PackPanel { weight, columns, input, panel, scales, column_sums, .. } = panel;
+    let PackPanel { products, weight, columns, input, panel, scales, column_sums, .. } = panel;
     let mut rotated = vec![0.0; input];
     let mut bytes = vec![128; input.next_multiple_of(LANES)];
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
@@ -468,14 +481,16 @@ unsafe fn pack_int8<V: RegisterTile>(panel: PackPanel) {
         // whole vectors.
         unsafe {
             let range = rotate::<V, f32>(row, rotated.as_mut_ptr());
-            scales[column] = quantise_symmetric(&rotated, range, bytes.as_mut_ptr());
+            let limits_pairs = products.adds_int8_pairs_in_i16;
+            scales[column] = quantise_symmetric(&rotated, range, limits_pairs, bytes.as_mut_ptr());
         }
         bytes[input..].fill(128);
         let signed = bytes.iter().map(|&byte| i32::from(byte) - 128);
         column_sums[column] = signed.sum::<i32>() as f32; // exact: at most 127 · MAX_INT8_INPUT
-        let lanes = panel[column..].iter_mut().step_by(V::NR);
-        lanes.zip(bytes.as_chunks().0).for_each(|(lane, &four)| {
-            *lane = f32::from_bits(u32::from_le_bytes(four) ^ 0x8080_8080); // unsigned to signed
-        });
+        let lanes = bytes[..input.next_multiple_of(4)].as_chunks().0;
+        for (k_lane, &four) in lanes.iter().enumerate() {
+            let signed = u32::from_le_bytes(four) ^ 0x8080_8080;
+            panel[lane_index(products, k_lane, column)] = f32::from_bits(signed);
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::{
     dot::{Bf16, Dot, F32, Int8},
     instruction_set::{InstructionSet, ProductKernel, SimdKernel, run_product_kernel},
-    microkernel::{RegisterTile, Tile, multiply_for_mr},
-    vector::Register,
+    microkernel::{Microkernel, RegisterTile, Tile, multiply_for_mr},
+    vector::{Register, Vector},
 };
 use crate::compute_type::ComputeType;
 
@@ -39,6 +39,80 @@ impl InstructionSet for Avx2 {
         // SAFETY: as above.
         unsafe { run_product_kernel::<Self>(compute_type, kernel) }
     }
+}
+
+/// [`Avx2`] with exact products of 8-bit integers, so that their results have the bits of all
+/// instruction sets but [`Avx2`]. It is slower in int8.
+pub(super) struct Avx2ExactInt8;
+
+impl InstructionSet for Avx2ExactInt8 {
+    const NAME: &'static str = "avx2-exact-int8";
+    type Vector = Avx2Vector;
+    type F32 = F32;
+    type Bf16 = Bf16;
+    type Int8 = ExactInt8;
+
+    fn is_supported() -> bool {
+        Avx2::is_supported()
+    }
+
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller.
+        unsafe { Avx2::run(kernel) }
+    }
+
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn int8(kernel: impl ProductKernel) {
+            // SAFETY: upheld by the caller.
+            unsafe { kernel.run::<Avx2Vector, ExactInt8>() }
+        }
+        // SAFETY: upheld by the caller.
+        unsafe {
+            match compute_type {
+                ComputeType::Int8 => int8(kernel),
+                ComputeType::F32 | ComputeType::Bf16 => Avx2::run_products(compute_type, kernel),
+            }
+        }
+    }
+}
+
+/// 8-bit integers, of which no sum saturates.
+pub(super) struct ExactInt8;
+
+impl Microkernel<Avx2Vector> for ExactInt8 {
+    const MAX_MR: usize = Avx2Vector::MAX_MR_INT8;
+}
+
+#[allow(unsafe_op_in_unsafe_fn)] // as for the register
+impl Dot<Avx2Vector> for ExactInt8 {
+    const IS_QUANTISED: bool = true;
+
+    #[inline(always)]
+    unsafe fn dot([a, _]: Avx2Vector, b: Avx2Vector, acc: Avx2Vector) -> Avx2Vector {
+        [add_exact_products(a, b[0], acc[0]), add_exact_products(a, b[1], acc[1])]
+    }
+    #[inline(always)]
+    unsafe fn add(x: Avx2Vector, y: Avx2Vector) -> Avx2Vector {
+        x.add_i32(y)
+    }
+}
+
+/// [`Register::dot_int8`] for any weights. The products of the even bytes and those of the odd bytes
+/// are computed separately: the instruction adds each to 0 in 16 bits.
+///
+/// # Safety
+/// The CPU supports AVX2.
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)] // as for the register
+unsafe fn add_exact_products(a: __m256, b: __m256, sum: __m256) -> __m256 {
+    let (a, b, sum) = (_mm256_castps_si256(a), _mm256_castps_si256(b), _mm256_castps_si256(sum));
+    let even = _mm256_and_si256(a, _mm256_set1_epi16(0xff));
+    let odd = _mm256_xor_si256(a, even);
+    let ones = _mm256_set1_epi16(1);
+    let even = _mm256_madd_epi16(_mm256_maddubs_epi16(even, b), ones);
+    let odd = _mm256_madd_epi16(_mm256_maddubs_epi16(odd, b), ones);
+    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_add_epi32(sum, even), odd))
 }
 
 impl RegisterTile for Avx2Vector {

@@ -18,11 +18,18 @@ pub(crate) trait Dot<V: Vector>: Sized {
     /// Whether quantised inputs are signed: 128 less than the bytes of other implementations. The
     /// epilogue adds 128 times the sum of the weights.
     const HAS_SIGNED_INPUT: bool = false;
+    /// Whether adjacent products are added in 16 bits, so that the sum of two adjacent weights must be
+    /// within ±127.
+    const ADDS_INT8_PAIRS_IN_I16: bool = false;
     /// Whether the operands are f32 split into bf16 terms ([`bf16x3`](super::bf16x3)).
     const IS_BF16X3: bool = false;
     /// Lanes of an input row that are multiplied by one packed lane of a panel: 1, or 2 if the row
     /// is bf16 widened to f32, and the panel holds pairs of bf16.
     const INPUT_LANES: usize = 1;
+
+    /// Whether a panel holds pairs of lanes along k: the two lanes of a column are adjacent, and k is
+    /// padded to an even number of lanes.
+    const HAS_LANE_PAIRS: bool = false;
 
     /// Reads a vector of a panel. With two input lanes, returns one half of each pair of bf16,
     /// widened: the half that is multiplied by lane `i` of a pair of input lanes.
@@ -34,6 +41,17 @@ pub(crate) trait Dot<V: Vector>: Sized {
 
     /// `acc + Σ aᵢ·bᵢ` over the values in each lane.
     unsafe fn dot(a: V, b: V, acc: V) -> V;
+    /// [`Self::dot`] of the lane at `from` and each vector of `b`.
+    #[inline(always)]
+    unsafe fn multiply_value<const NV: usize>(from: *const f32, b: &[V; NV], acc: &mut [V; NV]) {
+        // SAFETY: upheld by the caller; `from` points to a lane.
+        unsafe {
+            let x = V::splat(*from);
+            for (acc, &b) in acc.iter_mut().zip(b) {
+                *acc = Self::dot(x, b, *acc);
+            }
+        }
+    }
     /// Adds two accumulators.
     unsafe fn add(x: V, y: V) -> V;
     /// Writes `LANES` values, rounded to bf16.
@@ -94,6 +112,8 @@ impl<V: Vector> Dot<V> for Bf16 {
 #[allow(unsafe_op_in_unsafe_fn)] // as above
 impl<V: Vector> Dot<V> for Int8 {
     const IS_QUANTISED: bool = true;
+    const ADDS_INT8_PAIRS_IN_I16: bool = V::ADDS_INT8_PAIRS_IN_I16;
+
     #[inline(always)]
     unsafe fn dot(a: V, b: V, acc: V) -> V {
         a.dot_int8(b, acc)

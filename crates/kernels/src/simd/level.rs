@@ -5,7 +5,7 @@ use super::neon::{Neon, NeonBf16, NeonDotprod, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx::Amx,
-    avx2::Avx2,
+    avx2::{Avx2, Avx2ExactInt8},
     avx512::{Avx512, Avx512Bf16Vnni, Avx512Vnni},
 };
 use super::{
@@ -28,7 +28,9 @@ pub(crate) struct Products {
     pub(crate) input_lanes: usize,
     /// [`Dot::IS_BF16X3`](super::Dot::IS_BF16X3)
     pub(crate) is_bf16x3: bool,
-    /// [`Vector::ADDS_INT8_PAIRS_IN_I16`](super::Vector::ADDS_INT8_PAIRS_IN_I16)
+    /// [`Dot::HAS_LANE_PAIRS`](super::Dot::HAS_LANE_PAIRS)
+    pub(crate) has_lane_pairs: bool,
+    /// [`Dot::ADDS_INT8_PAIRS_IN_I16`](super::Dot::ADDS_INT8_PAIRS_IN_I16)
     pub(crate) adds_int8_pairs_in_i16: bool,
 }
 
@@ -40,7 +42,8 @@ impl Products {
             block: D::BLOCK,
             input_lanes: D::INPUT_LANES,
             is_bf16x3: D::IS_BF16X3,
-            adds_int8_pairs_in_i16: V::ADDS_INT8_PAIRS_IN_I16,
+            has_lane_pairs: D::HAS_LANE_PAIRS,
+            adds_int8_pairs_in_i16: D::ADDS_INT8_PAIRS_IN_I16,
         }
     }
 }
@@ -106,6 +109,8 @@ macro_rules! instruction_sets {
 
 instruction_sets! {
     Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2ExactInt8,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]

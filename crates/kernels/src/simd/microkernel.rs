@@ -145,7 +145,7 @@ impl Tile<'_> {
 /// The CPU supports the instructions of `V` and `D`; the rows of `a` have this lane, and `b` has
 /// `NV` vectors.
 #[inline(always)]
-unsafe fn accumulate_lane<V: RegisterTile, D: Dot<V>, const MR: usize, const NV: usize>(
+unsafe fn accumulate_lane<V: Vector, D: Dot<V>, const MR: usize, const NV: usize>(
     acc: &mut [[V; NV]; MR],
     a: &[*const f32; MR],
     lane: usize,
@@ -164,10 +164,7 @@ unsafe fn accumulate_lane<V: RegisterTile, D: Dot<V>, const MR: usize, const NV:
                 *b_vector = D::load_panel(b.add(v * LANES), i);
             }
             for (acc_row, row) in acc.iter_mut().zip(a) {
-                let x = V::broadcast(row.add(lane * D::INPUT_LANES + i));
-                for (acc, &b_vector) in acc_row.iter_mut().zip(&b_row) {
-                    *acc = D::dot(x, b_vector, *acc);
-                }
+                D::multiply_value(row.add(lane * D::INPUT_LANES + i), &b_row, acc_row);
             }
         }
     }
@@ -215,16 +212,6 @@ pub(crate) trait RegisterTile: Vector {
     /// The number of rows of b between the row that is multiplied and the row that is prefetched.
     /// `None` leaves the prefetching to the CPU.
     const PREFETCH_DISTANCE: Option<usize> = Some(32);
-
-    /// The value at `from` in every lane, as an operand of [`Dot::dot`].
-    ///
-    /// # Safety
-    /// As for [`Vector`].
-    #[inline(always)]
-    unsafe fn broadcast(from: *const f32) -> Self {
-        // SAFETY: upheld by the caller.
-        unsafe { Self::splat(*from) }
-    }
 
     /// # Safety
     /// As for [`Tile::multiply`]; mr is at least 1 and at most [`Microkernel::MAX_MR`] of `D`.

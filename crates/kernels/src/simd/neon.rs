@@ -1,16 +1,18 @@
-//! NEON: registers of 4 lanes; products of 8-bit integers by the dot products of `dotprod` and
-//! `i8mm`, and of bf16 by those of `bf16`. Instructions whose intrinsics are not stable are inline
+//! NEON: registers of 4 lanes; products of 8-bit integers by the dot products of `dotprod` and the
+//! matrix products of `i8mm`, and of bf16 by the dot products of `bf16`. Instructions whose intrinsics are not stable are inline
 //! assembly, for which the surrounding function must enable their features.
 
 use std::{
     arch::{aarch64::*, asm, is_aarch64_feature_detected},
+    hint::black_box,
     ptr,
 };
 
 use super::{
-    dot::{Bf16, Dot, F32, Int8},
+    dot::{Bf16, Dot, Int8},
     instruction_set::{InstructionSet, ProductKernel, SimdKernel, run_product_kernel},
     microkernel::{Microkernel, RegisterTile, Tile, multiply_for_mr},
+    prefetch::prefetch_l2,
     vector::{Register, Vector},
 };
 use crate::compute_type::ComputeType;
@@ -23,7 +25,7 @@ pub(super) struct Neon;
 impl InstructionSet for Neon {
     const NAME: &'static str = "neon";
     type Vector = NeonVector;
-    type F32 = F32;
+    type F32 = F32ByLane;
     type Bf16 = Bf16;
     type Int8 = Int8;
 
@@ -48,7 +50,7 @@ pub(super) struct NeonDotprod;
 impl InstructionSet for NeonDotprod {
     const NAME: &'static str = "neon-dotprod";
     type Vector = NeonVector;
-    type F32 = F32;
+    type F32 = F32ByLane;
     type Bf16 = Bf16;
     type Int8 = SignedDot;
 
@@ -77,15 +79,15 @@ impl InstructionSet for NeonDotprod {
     }
 }
 
-/// [`NeonDotprod`] plus dot products of signed and unsigned 8-bit integers (`sudot`).
+/// [`NeonDotprod`] plus matrix products of unsigned and signed 8-bit integers (`usmmla`).
 pub(super) struct NeonI8mm;
 
 impl InstructionSet for NeonI8mm {
     const NAME: &'static str = "neon-i8mm";
     type Vector = NeonVector;
-    type F32 = F32;
+    type F32 = F32ByLane;
     type Bf16 = Bf16;
-    type Int8 = MixedDot;
+    type Int8 = MatrixProduct;
 
     fn is_supported() -> bool {
         NeonDotprod::is_supported() && is_aarch64_feature_detected!("i8mm")
@@ -100,7 +102,7 @@ impl InstructionSet for NeonI8mm {
         #[target_feature(enable = "i8mm")]
         unsafe fn int8(kernel: impl ProductKernel) {
             // SAFETY: upheld by the caller.
-            unsafe { kernel.run::<NeonVector, MixedDot>() }
+            unsafe { kernel.run::<NeonVector, MatrixProduct>() }
         }
         // SAFETY: upheld by the caller.
         unsafe {
@@ -118,9 +120,9 @@ pub(super) struct NeonBf16;
 impl InstructionSet for NeonBf16 {
     const NAME: &'static str = "neon-bf16";
     type Vector = NeonVector;
-    type F32 = F32;
+    type F32 = F32ByLane;
     type Bf16 = Bf16Dot;
-    type Int8 = MixedDot;
+    type Int8 = MatrixProduct;
 
     fn is_supported() -> bool {
         NeonI8mm::is_supported() && is_aarch64_feature_detected!("bf16")
@@ -165,25 +167,23 @@ impl RegisterTile for NeonVector {
     const MAX_MR_INT8: usize = 4;
     const UNROLL: usize = 4;
 
-    #[inline(always)]
-    unsafe fn broadcast(from: *const f32) -> Self {
-        // SAFETY: upheld by the caller. A load into one lane occupies a load unit only; a load into
-        // all lanes, which the compiler would use if the read was not volatile, occupies a vector
-        // unit too. Products take the lane as it is.
-        unsafe { [vdupq_n_f32(from.read_volatile()); 4] }
-    }
-
     unsafe fn multiply_tile<D: Dot<Self>>(mr: usize, tile: &Tile) {
         multiply_neon!(D, "neon", mr, tile)
     }
 }
 
+/// f32 by `fmla` with one lane of the input.
+pub(super) struct F32ByLane;
 /// 8-bit integers by `sdot`, whose inputs are both signed.
 pub(super) struct SignedDot;
-/// 8-bit integers by `sudot`.
-pub(super) struct MixedDot;
+/// 8-bit integers by `usmmla`, which multiplies matrices of 2 × 8 and 8 × 2.
+pub(super) struct MatrixProduct;
 /// bf16 by `bfdot`.
 pub(super) struct Bf16Dot;
+
+impl Microkernel<NeonVector> for F32ByLane {
+    const MAX_MR: usize = NeonVector::MAX_MR;
+}
 
 impl Microkernel<NeonVector> for SignedDot {
     const MAX_MR: usize = NeonVector::MAX_MR;
@@ -193,12 +193,120 @@ impl Microkernel<NeonVector> for SignedDot {
     }
 }
 
-impl Microkernel<NeonVector> for MixedDot {
+impl Microkernel<NeonVector> for MatrixProduct {
     const MAX_MR: usize = NeonVector::MAX_MR;
 
     unsafe fn multiply_tile(mr: usize, tile: &Tile) {
-        multiply_neon!(Self, "neon,i8mm", mr, tile)
+        #[target_feature(enable = "neon,i8mm")]
+        #[inline(never)]
+        unsafe fn multiply(mr: usize, tile: &Tile) {
+            // SAFETY: upheld by the caller.
+            unsafe {
+                match mr {
+                    1 | 2 => multiply_row_pairs::<1>(mr, tile),
+                    3 | 4 => multiply_row_pairs::<2>(mr, tile),
+                    5 | 6 => multiply_row_pairs::<3>(mr, tile),
+                    _ => unreachable!("mr is outside 1..=max_mr"),
+                }
+            }
+        }
+        // SAFETY: upheld by the caller.
+        unsafe { multiply(mr, tile) }
     }
+
+    unsafe fn multiply_registers(steps: usize) -> usize {
+        const ACCUMULATORS: usize = 16;
+        // SAFETY: upheld by the caller.
+        unsafe {
+            let mut x = vdupq_n_f32(black_box(0.0));
+            let mut sums = [vdupq_n_f32(0.0); ACCUMULATORS];
+            for _ in 0..steps {
+                for sum in &mut sums {
+                    *sum = usmmla(*sum, x, x);
+                }
+                x = vaddq_f32(x, x); // as in the default implementation
+            }
+            for sum in sums {
+                black_box(sum.reduce_add());
+            }
+        }
+        steps * ACCUMULATORS * 8 // 2·2 sums of 2 lanes
+    }
+}
+
+/// The microkernel of [`MatrixProduct`] for `mr` rows, which are `PAIRS` pairs of rows; if `mr` is
+/// odd, the last row is multiplied twice.
+///
+/// # Safety
+/// As for [`Tile::multiply`]; `k_lanes` is even.
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)] // as for the register
+unsafe fn multiply_row_pairs<const PAIRS: usize>(mr: usize, tile: &Tile) {
+    /// Pairs of columns of a panel.
+    const COLUMNS: usize = NeonVector::NR / 2;
+    let row = |i: usize| tile.a.add(i.min(mr - 1) * tile.a_stride);
+    let mut rows = [[tile.a; 2]; PAIRS];
+    for (pair, rows) in rows.iter_mut().enumerate() {
+        *rows = [row(2 * pair), row(2 * pair + 1)];
+    }
+    let (mut next, next_step) = tile.prefetch_steps(tile.k_lanes / 2, 2);
+    let mut b = tile.b;
+    // [r₀c₀, r₀c₁, r₁c₀, r₁c₁] for each pair of rows and pair of columns
+    let mut sums = [[vdupq_n_f32(0.0); COLUMNS]; PAIRS];
+    for k in (0..tile.k_lanes).step_by(2) {
+        prefetch_l2(next);
+        prefetch_l2(next.wrapping_add(next_step / 2));
+        next = next.wrapping_add(next_step);
+        let mut x = [vdupq_n_f32(0.0); PAIRS];
+        for (x, [first, second]) in x.iter_mut().zip(&rows) {
+            *x = vcombine_f32(vld1_f32(first.add(k)), vld1_f32(second.add(k)));
+        }
+        for column in 0..COLUMNS {
+            let weights = vld1q_f32(b.add(4 * column));
+            for (sums, &x) in sums.iter_mut().zip(&x) {
+                sums[column] = usmmla(sums[column], x, weights);
+            }
+        }
+        b = b.add(2 * NeonVector::NR);
+    }
+    for (pair, sums) in sums.iter().enumerate() {
+        // The sums of four columns in each of both rows.
+        let four = |i: usize| {
+            let (x, y) = (vreinterpretq_f64_f32(sums[i]), vreinterpretq_f64_f32(sums[i + 1]));
+            [vtrn1q_f64(x, y), vtrn2q_f64(x, y)].map(|x| vreinterpretq_f32_f64(x))
+        };
+        let [[a0, b0], [a1, b1], [a2, b2], [a3, b3]] = [four(0), four(2), four(4), four(6)];
+        for (i, acc) in [[a0, a1, a2, a3], [b0, b1, b2, b3]].into_iter().enumerate() {
+            if 2 * pair + i < mr {
+                let c = tile.c.add((2 * pair + i) * tile.c_stride);
+                let sum: NeonVector = match tile.accumulate {
+                    true => acc.add_i32(NeonVector::load_partial(c, tile.columns)),
+                    false => acc,
+                };
+                sum.store_partial(c, tile.columns);
+            }
+        }
+    }
+}
+
+/// Adds the products of the 2 × 8 unsigned bytes of `a` and the 8 × 2 signed bytes of `b` to the
+/// 2 × 2 sums.
+///
+/// # Safety
+/// The CPU supports i8mm.
+#[inline(always)]
+unsafe fn usmmla(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+    // SAFETY: upheld by the caller; the instruction accesses registers only.
+    unsafe {
+        asm!(
+            "usmmla {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
 }
 
 impl Microkernel<NeonVector> for Bf16Dot {
@@ -209,47 +317,58 @@ impl Microkernel<NeonVector> for Bf16Dot {
     }
 }
 
-/// Defines a function that adds to each lane of `sum` the products of a lane of `b` and lane 0 of
-/// `a`, with an instruction for packed lanes.
+/// Implements [`Dot`] with an instruction that multiplies the lanes of a vector with one lane. The
+/// formats are those of the operands: of the vector, and of the lane.
 macro_rules! dot_by_lane {
-    ($name:ident, $instruction:literal) => {
-        #[inline(always)]
-        unsafe fn $name(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-            // SAFETY: the caller guarantees the instruction, which accesses registers only.
-            unsafe {
-                asm!(
-                    $instruction,
-                    sum = inout(vreg) sum,
-                    a = in(vreg) a,
-                    b = in(vreg) b,
-                    options(pure, nomem, nostack, preserves_flags),
-                );
-            }
-            sum
-        }
-    };
-}
-
-dot_by_lane!(sdot, "sdot {sum:v}.4s, {b:v}.16b, {a:v}.4b[0]");
-dot_by_lane!(sudot, "sudot {sum:v}.4s, {b:v}.16b, {a:v}.4b[0]");
-dot_by_lane!(bfdot, "bfdot {sum:v}.4s, {b:v}.8h, {a:v}.2h[0]");
-
-/// Implements [`Dot`] with an instruction for packed lanes.
-macro_rules! dot_of_vectors {
-    ($D:ty, $dot:ident, $add:ident, quantised: $quantised:literal, signed: $signed:literal) => {
+    (
+        $D:ty, $instruction:literal, $vector:literal, $lane:literal, $add:ident,
+        $($constant:ident: $value:literal),*
+    ) => {
         #[allow(unsafe_op_in_unsafe_fn)] // as for the register
         impl Dot<NeonVector> for $D {
-            const IS_QUANTISED: bool = $quantised;
-            const HAS_SIGNED_INPUT: bool = $signed;
+            $(const $constant: bool = $value;)*
 
             #[inline(always)]
-            unsafe fn dot([a, ..]: NeonVector, b: NeonVector, acc: NeonVector) -> NeonVector {
-                [
-                    $dot(acc[0], a, b[0]),
-                    $dot(acc[1], a, b[1]),
-                    $dot(acc[2], a, b[2]),
-                    $dot(acc[3], a, b[3]),
-                ]
+            unsafe fn dot([a, ..]: NeonVector, b: NeonVector, mut acc: NeonVector) -> NeonVector {
+                for i in 0..4 {
+                    asm!(
+                        concat!($instruction, " {acc:v}.4s, {b:v}", $vector, ", {a:v}", $lane),
+                        acc = inout(vreg) acc[i],
+                        a = in(vreg) a,
+                        b = in(vreg) b[i],
+                        options(pure, nomem, nostack, preserves_flags),
+                    );
+                }
+                acc
+            }
+            // A load into one lane occupies a load unit only. A load into all lanes, which the
+            // compiler would choose, occupies a vector unit too.
+            #[inline(always)]
+            unsafe fn multiply_value<const NV: usize>(
+                from: *const f32,
+                b: &[NeonVector; NV],
+                acc: &mut [NeonVector; NV],
+            ) {
+                for ([c0, c1, c2, c3], [b0, b1, b2, b3]) in acc.iter_mut().zip(b) {
+                    asm!(
+                        "ldr {a:s}, [{from}]",
+                        concat!($instruction, " {c0:v}.4s, {b0:v}", $vector, ", {a:v}", $lane),
+                        concat!($instruction, " {c1:v}.4s, {b1:v}", $vector, ", {a:v}", $lane),
+                        concat!($instruction, " {c2:v}.4s, {b2:v}", $vector, ", {a:v}", $lane),
+                        concat!($instruction, " {c3:v}.4s, {b3:v}", $vector, ", {a:v}", $lane),
+                        from = in(reg) from,
+                        a = out(vreg) _,
+                        c0 = inout(vreg) *c0,
+                        c1 = inout(vreg) *c1,
+                        c2 = inout(vreg) *c2,
+                        c3 = inout(vreg) *c3,
+                        b0 = in(vreg) *b0,
+                        b1 = in(vreg) *b1,
+                        b2 = in(vreg) *b2,
+                        b3 = in(vreg) *b3,
+                        options(pure, readonly, nostack, preserves_flags),
+                    );
+                }
             }
             #[inline(always)]
             unsafe fn add(x: NeonVector, y: NeonVector) -> NeonVector {
@@ -259,9 +378,10 @@ macro_rules! dot_of_vectors {
     };
 }
 
-dot_of_vectors!(SignedDot, sdot, add_i32, quantised: true, signed: true);
-dot_of_vectors!(MixedDot, sudot, add_i32, quantised: true, signed: false);
-dot_of_vectors!(Bf16Dot, bfdot, add, quantised: false, signed: false);
+dot_by_lane!(F32ByLane, "fmla", ".4s", ".s[0]", add, IS_ROUNDED: false);
+dot_by_lane!(SignedDot, "sdot", ".16b", ".4b[0]", add_i32, IS_QUANTISED: true, HAS_SIGNED_INPUT: true);
+dot_by_lane!(MatrixProduct, "sudot", ".16b", ".4b[0]", add_i32, IS_QUANTISED: true, HAS_LANE_PAIRS: true);
+dot_by_lane!(Bf16Dot, "bfdot", ".8h", ".2h[0]", add, IS_ROUNDED: true);
 
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
 impl Register for float32x4_t {

@@ -1,5 +1,7 @@
 //! Prefetching.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::asm;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
@@ -14,7 +16,12 @@ pub(crate) fn prefetch(from: *const f32) {
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(from.cast())
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch never faults.
+    unsafe {
+        asm!("prfm pldl1keep, [{0}]", in(reg) from, options(readonly, nostack, preserves_flags))
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = from;
 }
 
@@ -26,7 +33,12 @@ pub(super) fn prefetch_l2(from: *const u8) {
     unsafe {
         _mm_prefetch::<_MM_HINT_T1>(from.cast())
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch never faults.
+    unsafe {
+        asm!("prfm pldl2keep, [{0}]", in(reg) from, options(readonly, nostack, preserves_flags))
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = from;
 }
 
