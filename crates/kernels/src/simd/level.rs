@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "aarch64")]
 use super::neon::{Neon, NeonBf16, NeonDotprod, NeonI8mm};
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use super::wasm::Wasm;
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx::Amx,
@@ -129,4 +131,6 @@ instruction_sets! {
     NeonI8mm,
     #[cfg(target_arch = "aarch64")]
     NeonBf16,
+    #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+    Wasm,
 }

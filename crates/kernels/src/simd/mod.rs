@@ -27,6 +27,8 @@ mod neon;
 mod prefetch;
 mod scalar;
 mod vector;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod wasm;
 
 #[cfg(test)]
 pub(crate) use dot::Bf16;
