@@ -457,7 +457,7 @@ mod tests {
         };
         let mut cache = KvCache::new(20);
         let mut expected = [vec![], vec![], vec![]];
-        let mut append = |cache: &mut KvCache, expected: &mut [Vec<f32>], first: usize| {
+        let append = |cache: &mut KvCache, expected: &mut [Vec<f32>], first: usize| {
             let new: Vec<f32> = (0..expected.len()).map(|i| (first + i) as f32).collect();
             expected.iter_mut().zip(&new).for_each(|(row, value)| row.push(*value));
             step(cache, &new)
