@@ -103,7 +103,8 @@ pub fn is_recording() -> bool {
 }
 
 /// Appends the name of the test, `name` and a digest of the bits of `x` to the file that
-/// `RESULT_DIGESTS` names, if it is set. `scripts/arm-check` compares such files.
+/// `RESULT_DIGESTS` names, if it is set. Equal sorted files show that two instruction sets or machines
+/// compute the same bits.
 pub fn record_digest(name: &str, x: &Tensor) -> Result<()> {
     let Some(file) = digests() else { return Ok(()) };
     let values = x.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
