@@ -18,7 +18,7 @@
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
-//! | [`copy_in_place`] | | f32, f16, bf16 | – |
+//! | [`copy_in_place`] | `to ← from` | f32, f16, bf16 | – |
 //! | [`reorder_in_place`] | sequence i becomes sequence `sources[i]` | f32, f16, bf16 | – |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //! | [`MaxSim`] | `Σᵢ maxⱼ qᵢ·dⱼ` | f32 and f16 slices | – |

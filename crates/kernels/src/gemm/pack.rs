@@ -117,10 +117,7 @@ fn k_lanes(isa: Isa, compute_type: ComputeType, k: usize) -> usize {
 /// The index in a panel of a column's lane.
 fn lane_index(products: Products, k_lane: usize, column: usize) -> usize {
     let Products { nr, has_lane_pairs, .. } = products;
-    match has_lane_pairs {
-        true => (k_lane / 2 * nr + column) * 2 + k_lane % 2,
-        false => k_lane * nr + column,
-    }
+    if has_lane_pairs { (k_lane / 2 * nr + column) * 2 + k_lane % 2 } else { k_lane * nr + column }
 }
 
 impl PackedLinear {

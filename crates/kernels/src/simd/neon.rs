@@ -1,6 +1,7 @@
 //! NEON: registers of 4 lanes; products of 8-bit integers by the dot products of `dotprod` and the
-//! matrix products of `i8mm`, and of bf16 by the dot products of `bf16`. Instructions whose intrinsics are not stable are inline
-//! assembly, for which the surrounding function must enable their features.
+//! matrix products of `i8mm`, and of bf16 by the dot products of `bf16`. Instructions whose
+//! intrinsics are not stable are inline assembly, for which the surrounding function must enable
+//! their features.
 
 use std::{
     arch::{aarch64::*, asm, is_aarch64_feature_detected},
@@ -279,9 +280,10 @@ unsafe fn multiply_row_pairs<const PAIRS: usize>(mr: usize, tile: &Tile) {
         for (i, acc) in [[a0, a1, a2, a3], [b0, b1, b2, b3]].into_iter().enumerate() {
             if 2 * pair + i < mr {
                 let c = tile.c.add((2 * pair + i) * tile.c_stride);
-                let sum: NeonVector = match tile.accumulate {
-                    true => acc.add_i32(NeonVector::load_partial(c, tile.columns)),
-                    false => acc,
+                let sum: NeonVector = if tile.accumulate {
+                    acc.add_i32(NeonVector::load_partial(c, tile.columns))
+                } else {
+                    acc
                 };
                 sum.store_partial(c, tile.columns);
             }
