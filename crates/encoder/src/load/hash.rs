@@ -25,21 +25,21 @@ fn hash_of_hashes(hashes: &[[u8; 8]]) -> u128 {
     XxHash3_128::oneshot(hashes.as_flattened())
 }
 
-/// [`hash`] of the content of a file, without reading all of it if `folder` has the hash of this
-/// file from an earlier call. The file is recognised by its [`Opened::identity`] and the hash of a
+/// [`hash`] of the first `len` bytes of a file, without reading all of them if `folder` has their
+/// hash from an earlier call. The file is recognised by its [`Opened::identity`] and the hash of a
 /// sample of its content.
-pub(super) fn hash_of_file(file: &Opened, folder: &Path) -> io::Result<u128> {
+pub(super) fn hash_of_file(file: &Opened, len: u64, folder: &Path) -> io::Result<u128> {
     let known = match file.identity() {
-        Some(identity) => Some(folder.join(format!("{identity}-{}", hash_of_sample(file)?))),
+        Some(identity) => Some(folder.join(format!("{identity}-{len}-{}", hash_of_sample(file)?))),
         None => None,
     };
     let read = |path: &PathBuf| u128::from_str_radix(&fs::read_to_string(path).ok()?, 16).ok();
     if let Some(hash) = known.as_ref().and_then(read) {
         return Ok(hash);
     }
-    let chunks = (0..file.len().div_ceil(CHUNK as u64)).into_par_iter().map(|i| {
+    let chunks = (0..len.div_ceil(CHUNK as u64)).into_par_iter().map(|i| {
         let start = i * CHUNK as u64;
-        let chunk = file.at(start, (file.len() - start).min(CHUNK as u64) as usize)?;
+        let chunk = file.at(start, (len - start).min(CHUNK as u64) as usize)?;
         Ok(XxHash3_64::oneshot(&chunk).to_le_bytes())
     });
     let hash = hash_of_hashes(&chunks.collect::<io::Result<Vec<_>>>()?);
@@ -82,7 +82,10 @@ mod tests {
         let dir = tempfile::tempdir()?;
         fs::write(dir.path().join("weights"), &bytes)?;
         let file = ModelFiles::dir(dir.path()).unwrap().open("weights").unwrap().unwrap();
-        assert_eq!(hash_of_file(&file, &dir.path().join("hashes"))?, hash(&bytes));
+        let hashes = dir.path().join("hashes");
+        for len in [bytes.len(), CHUNK + 3] {
+            assert_eq!(hash_of_file(&file, len as u64, &hashes)?, hash(&bytes[..len]));
+        }
         assert_ne!(hash(&bytes), hash(&bytes[1..]));
         Ok(())
     }

@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{
-    hash::hash,
+    files::Opened,
+    hash::{hash, hash_of_file},
     home::{huggingface_home, path_variable},
     save::temporary_with_prefix,
     weights::WeightFiles,
@@ -38,8 +39,8 @@ const MIN_BYTES: usize = 4 << 20;
 const ALIGNMENT: usize = 64;
 /// Digits of the hash that starts the name of a file.
 const HASH_DIGITS: usize = 32;
-/// The subfolder with the cached hashes of weights files: one file per hash, with the identity of
-/// the weights file in its name.
+/// The subfolder with the cached hashes of weights files, and of the content of the files of the
+/// cache: one file per hash, with the identity of the hashed file in its name.
 const HASHES: &str = "hashes";
 /// The name of the last array: the checksum of all bytes before it.
 const CHECKSUM: &str = "checksum";
@@ -265,7 +266,8 @@ impl PackedCache {
         let path = fs::canonicalize(weights.path());
         let path = path.map_or_else(|_| weights.path().into(), PathBuf::into_os_string);
         let path = hash(path.as_encoded_bytes());
-        let files = [weights.hash(&self.dir.join(HASHES))?, hash(config_json), path];
+        let hashes = self.dir.join(HASHES);
+        let files = [weights.hash(&hashes)?, hash(config_json), path];
         let source =
             format!("{:0HASH_DIGITS$x}", hash(files.map(u128::to_le_bytes).as_flattened()));
         let metadata = Metadata {
@@ -277,7 +279,7 @@ impl PackedCache {
         };
         let Metadata { source, isa, compute_type, .. } = &metadata;
         let path = self.dir.join(format!("{source}-{isa}-{compute_type}-v{VERSION}.safetensors"));
-        let stored = Mapped::read(&path, &metadata).unwrap_or_else(|invalid| {
+        let stored = Mapped::read(&path, &metadata, &hashes).unwrap_or_else(|invalid| {
             if !invalid.is_not_found() {
                 let path = path.display();
                 self.warnings.call(&format!(
@@ -390,10 +392,6 @@ impl AsRef<[u8]> for Mapped {
 }
 
 impl Mapped {
-    fn open(path: &Path) -> std::result::Result<Self, Invalid> {
-        Ok(Self::of(&File::open(path)?)?)
-    }
-
     fn of(file: &File) -> io::Result<Self> {
         // SAFETY: the files of a cache are written under temporary names and then renamed. `write`
         // unmaps a temporary file before it appends the checksum; this module never changes a file
@@ -403,12 +401,15 @@ impl Mapped {
         Ok(Self(map))
     }
 
-    /// The arrays of a file, after checking its metadata and its checksum.
+    /// The arrays of a file, after checking its metadata and its checksum. `hashes` is the folder of
+    /// [`hash_of_file`], so that the content is read once and not by every process.
     fn read(
         path: &Path,
         expected: &Metadata,
+        hashes: &Path,
     ) -> std::result::Result<BTreeMap<String, SharedBytes>, Invalid> {
-        let mapped = Self::open(path)?;
+        let file = File::open(path)?;
+        let mapped = Self::of(&file)?;
         let (header_len, header) = SafeTensors::read_metadata(&mapped.0)?;
         let own = serde_json::to_value(header.metadata()).and_then(serde_json::from_value);
         let own: Metadata = own.map_err(|_| Invalid::NoMetadata)?;
@@ -419,8 +420,9 @@ impl Mapped {
             return Err(Invalid::Foreign);
         }
         let content = mapped.0.len().checked_sub(size_of::<u128>()).ok_or(Invalid::Checksum)?;
-        let (content, checksum) = mapped.0.split_at(content);
-        if hash(content).to_le_bytes() != *checksum {
+        let file = Opened::File { len: mapped.0.len() as u64, file };
+        let found = hash_of_file(&file, content as u64, hashes)?;
+        if found.to_le_bytes() != mapped.0[content..] {
             return Err(Invalid::Checksum);
         }
         let start = 8 + header_len;

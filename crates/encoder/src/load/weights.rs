@@ -129,7 +129,7 @@ impl WeightFiles {
         let hashes = self.shards.iter().map(|shard| {
             let hash = match &shard.file {
                 Opened::Bytes(bytes) => Ok(hash(bytes)),
-                file => hash_of_file(file, folder),
+                file => hash_of_file(file, file.len(), folder),
             };
             hash.map_err(|source| Error::File(FileError::Io { path: shard.path.clone(), source }))
         });
