@@ -16,7 +16,7 @@ use encoder::{
 };
 use mha::AttentionMask;
 
-use crate::support::{Golden, assert_close, golden};
+use crate::support::{Golden, assert_close, golden, temp_dir};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -329,7 +329,7 @@ fn the_ranges_of_byte_level_tokens_exclude_white_space() -> Result {
     model["merges"].as_array_mut().expect("a list").push(serde_json::json!(["\u{120}", "t"]));
     assert_eq!(json["added_tokens"][4]["content"], "<mask>");
     json["added_tokens"][4]["lstrip"] = serde_json::json!(true);
-    let dir = tempfile::tempdir()?;
+    let dir = temp_dir()?;
     for file in fs::read_dir(&folder)? {
         let file = file?;
         fs::copy(file.path(), dir.path().join(file.file_name()))?;
@@ -615,7 +615,7 @@ fn the_language_model_head_of_a_published_nomic_bert_may_lack_its_biases() -> Re
     let folder = golden("architectures/nomic_bert/masked_lm");
     let tensors = safetensors::load(folder.join("model.safetensors"), &Cpu)?;
     let save = |settings: serde_json::Value, keep_bias: bool| -> Result<tempfile::TempDir> {
-        let dir = tempfile::tempdir()?;
+        let dir = temp_dir()?;
         let mut config: serde_json::Value =
             serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
         config["mlp_fc1_bias"] = settings;
@@ -751,7 +751,7 @@ fn inspect_finds_the_head_of_modernbert() -> Result {
         assert_eq!(found.heads, [head], "{name}");
         assert!(found.problems.is_empty(), "{name}: {:?}", found.problems);
         // Without the name of the class, both classifiers fit a classifier's tensors.
-        let dir = tempfile::tempdir()?;
+        let dir = temp_dir()?;
         fs::copy(folder.join("model.safetensors"), dir.path().join("model.safetensors"))?;
         let mut config: serde_json::Value =
             serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;

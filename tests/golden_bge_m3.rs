@@ -11,7 +11,7 @@ use encoder::{
     SparseEmbedder,
 };
 
-use crate::support::{Golden, MINILM, copy_folder, golden};
+use crate::support::{Golden, MINILM, copy_folder, golden, temp_dir};
 
 fn texts() -> Result<Vec<String>> {
     let json: serde_json::Value =
@@ -137,7 +137,7 @@ fn only_folders_with_both_maps_have_all_kinds() -> Result<()> {
             "{error}"
         );
     }
-    let dir = tempfile::tempdir()?;
+    let dir = temp_dir()?;
     copy_folder(&golden("bge_m3"), dir.path())?;
     fs::remove_file(dir.path().join("colbert_linear.pt"))?;
     let error = BgeM3Embedder::from_dir(dir.path(), &load).unwrap_err().to_string();
@@ -151,7 +151,7 @@ fn only_folders_with_both_maps_have_all_kinds() -> Result<()> {
 
 #[test]
 fn a_missing_or_wrong_map_of_bge_m3_is_an_error() -> Result<()> {
-    let dir = tempfile::tempdir()?;
+    let dir = temp_dir()?;
     copy_folder(&golden("bge_m3"), dir.path())?;
     fs::copy(golden("bge_m3/colbert_linear.pt"), dir.path().join("sparse_linear.pt"))?;
     let error = SparseEmbedder::from_dir(dir.path(), &LoadOptions::default()).unwrap_err();

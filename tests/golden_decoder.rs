@@ -12,7 +12,7 @@ use encoder::{
     LoadOptions, Strategy,
 };
 
-use crate::support::{Golden, assert_close, golden};
+use crate::support::{Golden, assert_close, golden, temp_dir};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -272,7 +272,7 @@ fn changed(
     config: impl Fn(&mut serde_json::Value),
     tensors: impl Fn(&mut HashMap<String, Tensor>) -> Result,
 ) -> Result<tempfile::TempDir> {
-    let dir = tempfile::tempdir()?;
+    let dir = temp_dir()?;
     let json = std::fs::read(golden(folder).join("config.json"))?;
     let mut json: serde_json::Value = serde_json::from_slice(&json)?;
     config(&mut json);
@@ -357,7 +357,7 @@ fn a_tied_encoder_decoder_equals_one_with_equal_weights() -> Result {
             tensors.insert(format!("decoder.{below}"), tensor);
         }
     }
-    let (twice, once) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let (twice, once) = (temp_dir()?, temp_dir()?);
     EncoderDecoder::save(twice.path(), &config, &tensors)?;
     // Tensors that do not fit the config are refused, and nothing is written.
     let unwritten = twice.path().join("unwritten");

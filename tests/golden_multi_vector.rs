@@ -8,7 +8,7 @@ use encoder::{
 };
 use serde::Deserialize;
 
-use crate::support::{Golden, copy_folder, golden};
+use crate::support::{Golden, copy_folder, golden, temp_dir};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -162,7 +162,7 @@ fn settings_that_are_not_implemented_are_errors_that_name_them() -> Result {
         (mask, "\"document\"", "7", "did not match"),
         ("1_Dense/config.json", "token_embeddings", "sentence_embedding", "module_input_name"),
     ] {
-        let dir = tempfile::tempdir()?;
+        let dir = temp_dir()?;
         copy_folder(&golden("multi_vector/expansion"), dir.path())?;
         let path = dir.path().join(file);
         let text = fs::read_to_string(&path)?;

@@ -11,7 +11,7 @@ use encoder::{
 use tempfile::TempDir;
 
 use crate::support::{
-    Golden, MINILM, assert_close, copy_folder, golden, is_recording, record_digest,
+    Golden, MINILM, assert_close, copy_folder, golden, is_recording, record_digest, temp_dir,
 };
 
 type Result<T = ()> = anyhow::Result<T>;
@@ -47,7 +47,7 @@ fn poolings_equal_sentence_transformers() -> Result {
 
 /// A folder with the files of MiniLM's Transformer module and those of the folder `overlay`.
 fn minilm_with(overlay: &Path) -> Result<TempDir> {
-    let dir = tempfile::tempdir()?;
+    let dir = temp_dir()?;
     for name in ["config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"]
     {
         fs::copy(Path::new(MINILM).join(name), dir.path().join(name))?;
@@ -168,7 +168,7 @@ fn token_ids_of_unusual_texts_equal_transformers() -> Result {
         ("cased_without_accents", r#", "do_lower_case": false, "strip_accents": true"#),
         ("chinese_words", r#", "tokenize_chinese_chars": false"#),
     ] {
-        let dir = tempfile::tempdir()?;
+        let dir = temp_dir()?;
         fs::write(dir.path().join("vocab.txt"), tokens.join("\n") + "\n")?;
         let json =
             format!(r#"{{"tokenizer_class": "BertTokenizer", "model_max_length": 100{switches}}}"#);

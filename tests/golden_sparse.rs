@@ -8,7 +8,7 @@ use encoder::{
 };
 use serde::Deserialize;
 
-use crate::support::{Golden, copy_folder, golden};
+use crate::support::{Golden, copy_folder, golden, temp_dir};
 
 type Result<T = ()> = anyhow::Result<T>;
 
@@ -133,7 +133,7 @@ fn routes_that_are_not_implemented_or_leave_the_folder_are_errors() -> Result {
         ("\"query_0_SparseStaticEmbedding\"", "\"/etc\"", "a module's path /etc"),
         ("\"query\": [", "\"other\": [", "structure.query (no modules)"),
     ] {
-        let dir = tempfile::tempdir()?;
+        let dir = temp_dir()?;
         copy_folder(&golden("sparse/inference_free"), dir.path())?;
         let path = dir.path().join("router_config.json");
         let text = fs::read_to_string(&path)?;

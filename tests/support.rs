@@ -27,9 +27,14 @@ pub fn golden(name: &str) -> PathBuf {
     path
 }
 
+/// A temporary folder. WebAssembly has no default place for it.
+pub fn temp_dir() -> std::io::Result<tempfile::TempDir> {
+    if cfg!(target_family = "wasm") { tempfile::tempdir_in("/tmp") } else { tempfile::tempdir() }
+}
+
 /// A temporary folder with copies of these files of a golden folder.
 pub fn golden_copy(folder: &str, files: &[&str]) -> std::io::Result<tempfile::TempDir> {
-    let dir = tempfile::tempdir()?;
+    let dir = temp_dir()?;
     for file in files {
         std::fs::copy(golden(folder).join(file), dir.path().join(file))?;
     }
