@@ -425,6 +425,10 @@ impl Mapped {
         if found.to_le_bytes() != mapped.0[content..] {
             return Err(Invalid::Checksum);
         }
+        // The first text needs all pages. Mapped here, they are ready before the tokenizer is, which
+        // another thread reads. Linux before 5.14 refuses.
+        #[cfg(target_os = "linux")]
+        let _ = mapped.0.advise(memmap2::Advice::PopulateRead);
         let start = 8 + header_len;
         let ranges: Vec<_> = header
             .tensors()
