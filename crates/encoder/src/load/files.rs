@@ -8,7 +8,7 @@ use std::{
     io::{self, ErrorKind, Read, Seek},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use memmap2::{Mmap, MmapOptions};
@@ -49,6 +49,7 @@ pub struct ModelFiles {
 enum Source {
     Dir(PathBuf),
     Memory(Arc<Memory>),
+    #[cfg_attr(not(feature = "hub"), allow(dead_code))] // only the hub constructs it
     Remote(Arc<dyn RemoteFiles>),
 }
 
@@ -288,6 +289,19 @@ pub(crate) enum Opened {
     Bytes(Arc<Cow<'static, [u8]>>),
 }
 
+/// The time of the last change of the status, such as a renaming, in whole seconds.
+#[cfg(unix)]
+fn status_change(about: &fs::Metadata) -> Option<SystemTime> {
+    let seconds = std::os::unix::fs::MetadataExt::ctime(about).try_into().ok()?;
+    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+}
+
+/// The time of the last change of the content: this system has none for the status.
+#[cfg(not(unix))]
+fn status_change(about: &fs::Metadata) -> Option<SystemTime> {
+    about.modified().ok()
+}
+
 impl Opened {
     /// # Errors
     /// The error of the operating system; an error if the path is not a regular file, since reading
@@ -334,13 +348,8 @@ impl Opened {
     pub(crate) fn is_recent(&self) -> bool {
         let Self::File { file, .. } = self else { return true };
         let Ok(about) = file.metadata() else { return true };
-        let mut changes = vec![about.modified().ok()];
-        #[cfg(unix)]
-        {
-            let seconds = std::os::unix::fs::MetadataExt::ctime(&about).try_into().ok();
-            changes.push(seconds.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds)));
-        }
         let age = |time: Option<SystemTime>| time.and_then(|time| time.elapsed().ok());
+        let changes = [about.modified().ok(), status_change(&about)];
         changes.into_iter().map(age).any(|age| age.is_none_or(|age| age < RECENT))
     }
 
