@@ -64,6 +64,6 @@ export class Encoder {
    * the heads of the last layer.
    */
   attentionPicture(text: string, options?: { layer?: number; head?: number }): Promise<string>;
-  /** Frees the model. Calls that wait are rejected. */
+  /** Frees the model. Calls that wait, and later calls, are rejected. */
   close(): void;
 }

@@ -1,7 +1,7 @@
 // Text embeddings in the browser. `encodle.d.ts` documents the interface.
 
+// A module with an instruction of relaxed SIMD: i8x16.relaxed_swizzle of two i8x16.splat.
 const RELAXED_SIMD = new Uint8Array([
-  // (module (func (result v128) (i8x16.relaxed_swizzle (v128.const ..) (v128.const ..))))
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 15, 1, 13, 0, 65, 1, 253, 15,
   65, 2, 253, 15, 253, 128, 2, 11,
 ]);
@@ -9,7 +9,7 @@ const RELAXED_SIMD = new Uint8Array([
 /** The folder of the module for this browser. */
 const build = () => (WebAssembly.validate(RELAXED_SIMD) ? "relaxed" : "simd");
 
-/** Loads the module and the model on the calling thread. `wasm` is the module, if not downloaded. */
+/** Loads the module and the model on the calling thread. Without `wasm`, the module is fetched. */
 export const model = async (files, { precision = "f32", wasm } = {}) => {
   const { default: init, Model } = await import(`./${build()}/encodle_wasm.js`);
   await init(wasm && { module_or_path: wasm });
@@ -99,10 +99,14 @@ export class Encoder {
   }
 }
 
-/** Sends calls to a worker, which answers them in order. */
+/** Sends calls to a worker, which answers them in order. After the worker has ended, calls are rejected. */
 const connect = (worker) => {
   const waiting = [];
-  const failAll = (error) => waiting.splice(0).forEach(({ reject }) => reject(error));
+  let end; // the error of calls that the worker does not answer
+  const failAll = (error) => {
+    end = error;
+    waiting.splice(0).forEach(({ reject }) => reject(error));
+  };
   worker.onmessage = ({ data: { result, error } }) => {
     const { resolve, reject } = waiting.shift();
     error === undefined ? resolve(result) : reject(new Error(error));
@@ -111,6 +115,7 @@ const connect = (worker) => {
   return {
     send: (method, args) =>
       new Promise((resolve, reject) => {
+        if (end !== undefined) throw end;
         worker.postMessage({ method, args });
         waiting.push({ resolve, reject });
       }),

@@ -106,6 +106,7 @@ test("errors name what was expected, and the encoder goes on", async () => {
     const waiting = message(closed.embed(["a"]));
     closed.close();
     errors.closed = await waiting;
+    errors.later = await message(closed.embed(["a"]));
     errors.after = await message(encoder.embed(["a"]));
     return errors;
   });
@@ -117,6 +118,7 @@ test("errors name what was expected, and the encoder goes on", async () => {
   assert.equal(errors.width, "Error: expected vectors of 384 values, got 3");
   assert.match(errors.layer, /layer 6/);
   assert.equal(errors.closed, "Error: the encoder was closed");
+  assert.equal(errors.later, "Error: the encoder was closed");
   assert.equal(errors.after, "no error");
 });
 
