@@ -419,10 +419,10 @@ impl Mapped {
         {
             return Err(Invalid::Foreign);
         }
-        let content = mapped.0.len().checked_sub(size_of::<u128>()).ok_or(Invalid::Checksum)?;
+        let end = mapped.0.len().checked_sub(size_of::<u128>()).ok_or(Invalid::Checksum)?;
         let file = Opened::File { len: mapped.0.len() as u64, file };
-        let found = hash_of_file(&file, content as u64, hashes)?;
-        if found.to_le_bytes() != mapped.0[content..] {
+        let content = hash_of_file(&file, end as u64, hashes)?;
+        if content.to_le_bytes() != mapped.0[end..] {
             return Err(Invalid::Checksum);
         }
         // The first text needs all pages. Mapped here, they are ready before the tokenizer is, which
