@@ -41,6 +41,7 @@
 //! | `norm` | [`add_norm`], [`add_norm_residual`], [`add`] | residual connection, LayerNorm and RMSNorm |
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
+//! | `log_sum_exp` | [`log_sum_exp`](log_sum_exp()) | the normaliser of the softmax of each row |
 //! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
 //! | `parallel` | [`max_threads`] | parallel loops with low start-up latency |
 //! | `isa` | [`Isa`] | detected instruction sets |
@@ -62,6 +63,7 @@ mod embed;
 mod gemm;
 mod heads;
 mod isa;
+mod log_sum_exp;
 mod math;
 mod norm;
 mod parallel;
@@ -90,6 +92,7 @@ pub use gemm::{
 };
 pub use heads::{HeadNorms, Rotation, transform_heads_bf16, transform_heads_f32};
 pub use isa::{Isa, IsaError};
+pub use log_sum_exp::log_sum_exp;
 pub use norm::{RowNorm, add, add_norm, add_norm_residual};
 pub use parallel::{max_threads, serially};
 pub use peak::peak;

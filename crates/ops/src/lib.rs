@@ -20,6 +20,7 @@
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
 //! | [`copy_in_place`] | `to ← from` | f32, f16, bf16 | – |
 //! | [`reorder_in_place`] | sequence i becomes sequence `sources[i]` | f32, f16, bf16 | – |
+//! | [`log_sum_exp`](log_sum_exp()) | `ln Σⱼ exp(xᵢⱼ)` | f32 slices | – |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //! | [`MaxSim`] | `Σᵢ maxⱼ qᵢ·dⱼ` | f32 and f16 slices | – |
 //!
@@ -44,6 +45,7 @@ mod error;
 mod heads;
 mod layer_norm;
 mod linear;
+mod log_sum_exp;
 mod max_sim;
 mod pool;
 mod rms_norm;
@@ -63,6 +65,7 @@ pub use error::{Error, NotLoaded, Result};
 pub use heads::{HeadNorms, normalise_heads_in_place, rotate_in_place, table_fits};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
+pub use log_sum_exp::log_sum_exp;
 pub use max_sim::{MaxSim, VectorSlice};
 pub use mha_kernels::{
     ComputeType, Isa, RowPooling, SharedBytes, max_threads, release_freed_memory, zeros,

@@ -5,7 +5,6 @@ use std::{cmp::Ordering, mem, ops::ControlFlow};
 use candle_core::{DType, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rayon::prelude::*;
 
 use crate::{CausalLm, ConfigError, DecoderMemory, Error, InputError, Result};
 
@@ -222,9 +221,12 @@ impl CausalLm {
         let mut next = sequences.to_vec();
         while !searches.is_empty() {
             let logits = self.last_logits(&next, memory.as_ref(), &mut cache)?;
+            let log_sums = ops::log_sum_exp(&logits, logits.len() / next.len())?;
             let (count, beams_of_each) = (searches.len(), next.len() / searches.len());
-            let of_searches = searches.par_iter_mut().zip(logits.par_chunks(logits.len() / count));
-            let steps = of_searches.map(|((_, search), logits)| search.extend(logits));
+            let of_searches =
+                logits.chunks(logits.len() / count).zip(log_sums.chunks(beams_of_each));
+            let steps = searches.iter_mut().zip(of_searches);
+            let steps = steps.map(|((_, search), (logits, sums))| search.extend(logits, sums));
             let steps = steps.collect::<Result<Vec<_>>>()?;
             // The row of the cache that each running beam continues, and the sequences of the
             // memory whose search goes on.
@@ -387,11 +389,12 @@ impl<'a> BeamSearch<'a> {
         Self { beams, config, prompt_length: prompt.len(), running, ended: vec![] }
     }
 
-    /// Extends the running beams by a token, given the logits `(beams, vocab_size)`. Returns the
-    /// index of the beam that each new one continues; `None` if the search has finished.
-    fn extend(&mut self, logits: &[f32]) -> Result<Option<Vec<usize>>> {
+    /// Extends the running beams by a token, given the logits `(beams, vocab_size)` and
+    /// [`ops::log_sum_exp`] of each beam's. Returns the index of the beam that each new one continues;
+    /// `None` if the search has finished.
+    fn extend(&mut self, logits: &[f32], log_sums: &[f64]) -> Result<Option<Vec<usize>>> {
         let k = self.beams.num_beams;
-        let mut candidates = self.candidates(logits)?; // the best 2·k, best first
+        let mut candidates = self.candidates(logits, log_sums)?; // the best 2·k, best first
         let length = self.running[0].tokens.len() + 1;
         let at_max_length = length >= self.config.max_length;
         let penalty = ((length - self.prompt_length) as f64).powf(self.beams.length_penalty);
@@ -429,16 +432,17 @@ impl<'a> BeamSearch<'a> {
 
     /// The best `2·num_beams` continuations of all beams, best first. Of equal scores, the first
     /// beam and the lowest token are first.
-    fn candidates(&self, logits: &[f32]) -> Result<Vec<Candidate>> {
+    fn candidates(&self, logits: &[f32], log_sums: &[f64]) -> Result<Vec<Candidate>> {
         /// Logits that are skipped together if the largest one is not among the best.
         const LOGITS: usize = 64;
         let count = 2 * self.beams.num_beams;
         let mut best: Vec<Candidate> = vec![];
         let mut worst = f64::NEG_INFINITY; // scores up to this one are not among the best
-        let of_beams = logits.chunks(logits.len() / self.running.len());
-        for (from, (beam, logits)) in self.running.iter().zip(of_beams).enumerate() {
-            check_logits(logits)?;
-            let log_sum = log_sum_exp(logits);
+        let of_beams = logits.chunks(logits.len() / self.running.len()).zip(log_sums);
+        for (from, (beam, (logits, log_sum))) in self.running.iter().zip(of_beams).enumerate() {
+            if !log_sum.is_finite() {
+                return Err(Error::NonFiniteOutput);
+            }
             let score_of = |logit: f32| beam.score + f64::from(logit) - log_sum;
             for (tokens, logits) in (0u32..).step_by(LOGITS).zip(logits.chunks(LOGITS)) {
                 if score_of(largest(logits)) <= worst {
@@ -474,13 +478,6 @@ impl Beam {
         tokens.push(token);
         tokens
     }
-}
-
-/// `ln Σ exp(logit)`, of exponentials in f32 that are summed in f64. The largest logit is finite.
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = largest(logits);
-    let sum: f64 = logits.iter().map(|&logit| f64::from((logit - largest).exp())).sum();
-    f64::from(largest) + sum.ln()
 }
 
 #[cfg(test)]

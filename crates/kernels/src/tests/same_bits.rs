@@ -24,6 +24,8 @@ fn results(isa: Isa) -> Vec<(String, Vec<f32>)> {
         let embedded = embed_layer_norm(isa, [table; 3], &weight, &bias, 1e-12);
         add(format!("embedding of {width}"), embedded.unwrap_or_default());
         add(format!("mean of {width}"), mean_pool(isa, &x, width, &[0, 1, rows]));
+        let sums = log_sum_exp(isa, &x, width).into_iter().map(|sum| sum as f32);
+        add(format!("sum of exponentials of {width}"), sums.collect());
         for queries in [1, 3] {
             let queries = &y[..queries.min(rows) * width];
             let name = format!("cosines of {width}, {} queries", queries.len() / width);
