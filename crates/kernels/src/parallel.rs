@@ -2,8 +2,11 @@
 //!
 //! A forward pass runs about a hundred parallel loops with a few microseconds between them. Rayon's
 //! workers go to sleep in these gaps, and waking one takes longer than the gap. Here, workers that
-//! finish a loop spin for up to 200 µs waiting for the next one ([`SPIN`]), then return to rayon.
-//! After 2 ms ([`MAX_STAY`]) they return in any case, so that other rayon tasks are not starved.
+//! finish a loop wait for the next one for up to 1 ms ([`WAIT`]), then return to rayon. Every 2 ms
+//! ([`RAYON_TURN`]) they run one of the tasks that wait in rayon, so that none is starved. They do not
+//! return for it: the next loop would wake another worker, and while both are awake, Linux may leave
+//! one on the caller's CPU for tens of milliseconds. A worker that waits longer than 50 µs ([`SPIN`])
+//! yields its CPU to any other thread.
 //!
 //! A loop uses at most one thread per CPU ([`max_threads`]): a spinning worker without a CPU of its
 //! own would take the time of a thread that computes.
@@ -25,9 +28,11 @@ use std::{
 use crate::buffer::SharedPtr;
 
 /// How long a worker waits for the next job.
-const SPIN: Duration = Duration::from_micros(200);
-/// A worker that finishes a job after this time returns to rayon.
-const MAX_STAY: Duration = Duration::from_millis(2);
+const WAIT: Duration = Duration::from_millis(1);
+/// How long a worker that waits does not yield.
+const SPIN: Duration = Duration::from_micros(50);
+/// How long a worker runs jobs before it runs a task of rayon.
+const RAYON_TURN: Duration = Duration::from_millis(2);
 
 /// The jobs that workers can join. A caller that finds no free slot runs its loop alone.
 static SLOTS: [JobSlot; 8] = [const { JobSlot::new() }; 8];
@@ -42,6 +47,8 @@ static CPUS: LazyLock<usize> = LazyLock::new(|| match available_parallelism() {
 thread_local! {
     /// Whether the loops of this thread run on it alone.
     static IS_SERIAL: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread runs [`work_on_jobs`].
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
 #[repr(align(128))] // CPUs prefetch cache lines in pairs
@@ -155,33 +162,59 @@ pub(crate) fn parallel_chunks<T: Send>(
     });
 }
 
+/// The maximum number of workers besides the caller of a loop.
+fn max_workers() -> usize {
+    max_threads().saturating_sub(1)
+}
+
 /// Counts one more worker if there are fewer than `max`, and returns whether it did.
 fn add_worker(max: usize) -> bool {
     let add = |workers| (workers < max).then_some(workers + 1);
     WORKERS.fetch_update(SeqCst, SeqCst, add).is_ok()
 }
 
-/// The loop of a worker: joins jobs until there has been none for [`SPIN`], or until [`MAX_STAY`]
-/// has passed.
+/// The loop of a worker: joins jobs until there has been none for [`WAIT`].
 fn work_on_jobs() {
-    let begin = Instant::now();
-    let mut last_job = begin;
-    while last_job.elapsed() < SPIN && begin.elapsed() < MAX_STAY {
-        spin_loop();
+    if IS_WORKER.replace(true) {
+        // A task that this worker runs in its turn of rayon: it continues itself.
+        WORKERS.fetch_sub(1, SeqCst);
+        return;
+    }
+    let mut last_job = Instant::now();
+    let mut last_turn = last_job;
+    loop {
+        if last_job.elapsed() < SPIN {
+            spin_loop()
+        } else {
+            yield_now()
+        }
         for slot in SLOTS.iter().filter(|slot| slot.taken.load(Relaxed)) {
             if !slot.job.load(Relaxed).is_null() {
                 slot.join();
             }
             last_job = Instant::now();
         }
+        if last_job.elapsed() > WAIT {
+            WORKERS.fetch_sub(1, SeqCst);
+            break;
+        }
+        if last_turn.elapsed() > RAYON_TURN {
+            // A task may take long: meanwhile, another worker may join jobs.
+            WORKERS.fetch_sub(1, SeqCst);
+            rayon::yield_now();
+            if !add_worker(max_workers()) {
+                break;
+            }
+            last_turn = Instant::now();
+        }
     }
-    WORKERS.fetch_sub(1, SeqCst);
+    IS_WORKER.set(false);
     // A caller that started a job after this thread last looked at the slots may have counted this
     // worker, and so queued no other one. The accesses to `WORKERS` and to `job` below and in
     // `parallel_for` are sequentially consistent: either the caller sees the lower count and queues
     // a worker, or this thread sees the job.
     let has_job = |slot: &JobSlot| !slot.job.load(SeqCst).is_null();
-    if SLOTS.iter().any(has_job) && add_worker(max_threads().saturating_sub(1)) {
+    if SLOTS.iter().any(has_job) && add_worker(max_workers()) {
         rayon::spawn(work_on_jobs);
     }
 }
@@ -268,6 +301,21 @@ mod tests {
         std::thread::scope(|scope| {
             for i in 0..12 {
                 scope.spawn(move || if i % 2 == 0 { run_loops() } else { pool.install(run_loops) });
+            }
+        });
+    }
+
+    #[test]
+    fn a_task_of_rayon_runs_while_loops_follow_each_other() {
+        static HAS_RUN: AtomicBool = AtomicBool::new(false);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        pool.install(|| {
+            parallel_for(2, |_| ());
+            rayon::spawn(|| HAS_RUN.store(true, SeqCst));
+            let start = Instant::now();
+            while !HAS_RUN.load(SeqCst) {
+                parallel_for(2, |_| ());
+                assert!(start.elapsed() < Duration::from_secs(60));
             }
         });
     }
