@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{
-    args::{Attention, Sequence},
+    args::{Attention, Sequence, Strided},
     pack::{KEY_BLOCK, pack_keys, pack_values},
     softmax::{SoftmaxState, apply_mask, online_softmax, scale_row},
 };
@@ -67,6 +67,21 @@ impl HeadTask<'_> {
     pub(super) fn rows<T: Copy>(&self, attention: &Attention<T>) -> Range<usize> {
         let relative = attention.relative.as_ref();
         relative.map_or(0..0, |relative| relative.range(self.sequence, &self.queries))
+    }
+
+    /// The keys that the causal mask and the window leave visible to a query, as positions in the
+    /// sequence.
+    fn keys_seen<T>(&self, attention: &Attention<T>, query: usize) -> Range<usize> {
+        let (position, keys) = (self.sequence.position(query), self.sequence.keys.len());
+        let radius = attention.window.unwrap_or(usize::MAX);
+        let end = if attention.causal { position.saturating_add(1) } else { usize::MAX };
+        let end = end.min(position.saturating_add(radius).saturating_add(1)).min(keys);
+        position.saturating_sub(radius).min(end)..end
+    }
+
+    /// The start of the first block with keys that the window leaves visible to a query.
+    fn first_block<T>(&self, attention: &Attention<T>, query: usize) -> usize {
+        self.keys_seen(attention, query).start / KEY_BLOCK * KEY_BLOCK
     }
 }
 
@@ -157,6 +172,8 @@ impl Scratch {
 pub(super) struct Head<'a, T> {
     pub(super) attention: &'a Attention<'a, T>,
     pub(super) task: &'a HeadTask<'a>,
+    /// The task after this one, whose first keys are prefetched.
+    pub(super) next: Option<&'a HeadTask<'a>>,
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: SharedPtr<T>,
 }
@@ -164,7 +181,7 @@ pub(super) struct Head<'a, T> {
 impl<T: Element> ProductKernel for Head<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
-        let Self { attention, task, scratch, out } = self;
+        let Self { attention, task, next, scratch, out } = self;
         let ([_, h, t, d], value_d) = (attention.q.dims, attention.v.dims[3]);
         let (b, queries) = (task.sequence.b, &task.queries);
         let (max_mr, buffers) = (scratch.max_mr, scratch.buffers());
@@ -188,6 +205,7 @@ impl<T: Element> ProductKernel for Head<'_, T> {
             let pass = Pass {
                 attention,
                 task,
+                next,
                 buffers,
                 max_mr,
                 q,
@@ -200,7 +218,7 @@ impl<T: Element> ProductKernel for Head<'_, T> {
             pass.multiply_positions_by_queries::<V, D>();
 
             let last_query = queries.end.saturating_sub(1);
-            let first_block = pass.first_block(queries.start);
+            let first_block = task.first_block(attention, queries.start);
             for first_key in (first_block..pass.keys_seen(last_query).end).step_by(KEY_BLOCK) {
                 let keys = KEY_BLOCK.min(task.sequence.keys.len() - first_key);
                 pass.pack_block::<V, D>(first_key, keys);
@@ -210,7 +228,7 @@ impl<T: Element> ProductKernel for Head<'_, T> {
                     if seen.is_empty() {
                         continue;
                     }
-                    let is_first = first_key == pass.first_block(queries.start + start);
+                    let is_first = first_key == task.first_block(attention, queries.start + start);
                     pass.compute_scores::<V, D>(start, mr, &seen);
                     pass.add_position_scores(start, mr, first_key, &seen);
                     pass.apply_softmax::<V, D>(start, mr, first_key, &seen, is_first);
@@ -234,6 +252,7 @@ impl<T: Element> ProductKernel for Head<'_, T> {
 pub(super) struct Pass<'a, T> {
     pub(super) attention: &'a Attention<'a, T>,
     pub(super) task: &'a HeadTask<'a>,
+    next: Option<&'a HeadTask<'a>>,
     pub(super) buffers: Buffers,
     pub(super) max_mr: usize,
     /// The queries as input rows of the microkernel.
@@ -251,21 +270,9 @@ pub(super) struct Pass<'a, T> {
 /// The unsafe methods require that the CPU supports the instructions of `V` and `D`, and that tiles
 /// and blocks of keys are within the task.
 impl<T: Element> Pass<'_, T> {
-    /// The keys that the causal mask and the window leave visible to a query, as positions in the
-    /// sequence.
+    /// [`HeadTask::keys_seen`] of this task.
     fn keys_seen(&self, query: usize) -> Range<usize> {
-        let (sequence, keys) = (self.task.sequence, self.task.sequence.keys.len());
-        let Attention { causal, window, .. } = *self.attention;
-        let position = sequence.position(query);
-        let radius = window.unwrap_or(usize::MAX);
-        let end = if causal { position.saturating_add(1) } else { usize::MAX };
-        let end = end.min(position.saturating_add(radius).saturating_add(1)).min(keys);
-        position.saturating_sub(radius).min(end)..end
-    }
-
-    /// The start of the first block with keys that the window leaves visible to a query.
-    fn first_block(&self, query: usize) -> usize {
-        self.keys_seen(query).start / KEY_BLOCK * KEY_BLOCK
+        self.task.keys_seen(self.attention, query)
     }
 
     /// The keys of a block, as indices in the block, that the causal mask and the window leave
@@ -320,22 +327,36 @@ impl<T: Element> Pass<'_, T> {
         self.attention.q.dims[3].div_ceil(T::COMPUTE_TYPE.values_per_lane())
     }
 
-    /// Packs the keys and values of a block.
+    /// The first value of the key at `first_key` for a task's head, and the row stride. `x` is the keys
+    /// or the values.
+    fn rows_at(&self, x: &Strided<T>, task: &HeadTask, first_key: usize) -> (*const T, usize) {
+        let group = task.head / (self.attention.q.dims[1] / x.dims[1]);
+        (x.at(task.sequence.b, group, task.sequence.keys.start + first_key), x.strides[2])
+    }
+
+    /// Packs the keys and values of a block. The values are prefetched while the keys are packed, and
+    /// the keys of the next block, of this task or the next one, while the values are packed.
     #[inline(always)]
     unsafe fn pack_block<V: RegisterTile, D: Microkernel<V>>(&self, first_key: usize, keys: usize) {
+        let ([.., d], [.., value_d]) = (self.attention.q.dims, self.attention.v.dims);
         let Attention { k, v, .. } = self.attention;
-        let ([_, g, _, d], value_d, h) = (k.dims, v.dims[3], self.attention.q.dims[1]);
-        let (b, group) = (self.task.sequence.b, self.task.head / (h / g));
-        let start = self.task.sequence.keys.start + first_key;
+        let (task, end) = (self.task, first_key + keys);
+        let last_query = task.queries.end.saturating_sub(1);
+        let [of_keys, of_values] = [k, v].map(|x| self.rows_at(x, task, first_key));
+        let of_next_keys = match self.next {
+            Some(next) if end >= self.keys_seen(last_query).end => {
+                self.rows_at(k, next, next.first_block(self.attention, next.queries.start))
+            }
+            _ => self.rows_at(k, task, end),
+        };
         // SAFETY: upheld by the caller.
         unsafe {
-            let rows = (k.at(b, group, start), k.strides[2]);
             let to = (self.buffers.k_lanes, bf16_row_stride(d));
-            let rows = T::packed_rows(rows, [keys, d], to);
-            pack_keys::<V>(rows, [keys, self.d_lanes()], self.buffers.k_panels);
+            let rows = T::packed_rows(of_keys, [keys, d], to);
+            pack_keys::<V, T>(rows, [keys, self.d_lanes()], self.buffers.k_panels, of_values);
             let visible = self.visible_in_block(first_key, keys);
-            let values = (v.at(b, group, start), v.strides[2]);
-            pack_values::<V, D, T>(values, [keys, value_d], visible, self.buffers.v_panels);
+            let (n_d, to) = ([keys, value_d], self.buffers.v_panels);
+            pack_values::<V, D, T>(of_values, n_d, visible, to, of_next_keys);
         }
     }
 

@@ -90,13 +90,12 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
     let tasks = tasks(args.sequences, h, max_mr);
     let sizes = ScratchSizes::new(&args, &tasks, max_mr);
     // If there are many tasks, they run in groups. The tasks of a group share scratch memory.
-    let group_len = tasks.len() / (16 * rayon::current_num_threads());
-    let groups: Vec<&[HeadTask]> = tasks.chunks(group_len.max(1)).collect();
-    parallel_for(groups.len(), |i| {
+    let group_len = (tasks.len() / (16 * rayon::current_num_threads())).max(1);
+    parallel_for(tasks.len().div_ceil(group_len), |group| {
         let mut scratch = Scratch::new::<T>(&sizes);
-        for task in groups[i] {
-            let scratch = &mut scratch;
-            let head = Head { attention: &args, task, scratch, out: shared };
+        for i in (group * group_len..tasks.len()).take(group_len) {
+            let (task, next, scratch) = (&tasks[i], tasks.get(i + 1), &mut scratch);
+            let head = Head { attention: &args, task, next, scratch, out: shared };
             isa.run_products(T::COMPUTE_TYPE, head);
         }
     });

@@ -33,7 +33,7 @@ impl<T: Element> Pass<'_, T> {
             let rows = (keys.at(0, self.task.head, self.rows.start), keys.strides[2]);
             let to = (self.buffers.position_lanes, bf16_row_stride(d));
             let rows = T::packed_rows(rows, [n, d], to);
-            pack_keys::<V>(rows, [n, self.d_lanes()], self.buffers.position_panels);
+            pack_keys::<V, f32>(rows, [n, self.d_lanes()], self.buffers.position_panels, rows);
             for (start, mr) in split_evenly(self.task.queries.len(), self.max_mr) {
                 let q = (self.q.add(start * self.q_stride), self.q_stride);
                 let stride = self.position_scores_stride;

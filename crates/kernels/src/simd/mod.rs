@@ -36,6 +36,6 @@ pub(crate) use dot::Dot;
 pub(crate) use instruction_set::{ProductKernel, SimdKernel};
 pub(crate) use level::{Level, Products};
 pub(crate) use microkernel::{MAX_NR, Microkernel, RegisterTile, Tile, split_evenly};
-pub(crate) use prefetch::{prefetch, prefetch_rows};
+pub(crate) use prefetch::{prefetch_l2, prefetch_rows};
 pub(crate) use scalar::{ScalarVector, bf16_bits};
 pub(crate) use vector::{LANES, Vector};

@@ -27,7 +27,7 @@ pub(crate) fn prefetch(from: *const f32) {
 
 /// Prefetches the cache line of an address into L2. Any address is allowed.
 #[inline(always)]
-pub(super) fn prefetch_l2(from: *const u8) {
+pub(crate) fn prefetch_l2(from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, and every x86-64 CPU has it.
     unsafe {
