@@ -1,6 +1,6 @@
 //! AVX2, FMA and F16C: registers of 8 lanes.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use super::{
     dot::{Bf16, Dot, F32, Int8},
@@ -112,7 +112,17 @@ unsafe fn add_exact_products(a: __m256, b: __m256, sum: __m256) -> __m256 {
     let ones = _mm256_set1_epi16(1);
     let even = _mm256_madd_epi16(_mm256_maddubs_epi16(even, b), ones);
     let odd = _mm256_madd_epi16(_mm256_maddubs_epi16(odd, b), ones);
-    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_add_epi32(sum, even), odd))
+    _mm256_castsi256_ps(opaque(_mm256_add_epi32(_mm256_add_epi32(sum, even), odd)))
+}
+
+/// `x`, of which the compiler does not know how it was computed. It would add the products of several
+/// lanes to each other before it adds them to a sum, and spill registers.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn opaque(mut x: __m256i) -> __m256i {
+    // SAFETY: the block has no instructions.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) x, options(pure, nomem, nostack, preserves_flags)) };
+    x
 }
 
 impl RegisterTile for Avx2Vector {
@@ -276,7 +286,7 @@ impl Register for __m256 {
         // adjacent products is within ±255·127 = ±32,385, which fits an i16.
         let pairs = _mm256_maddubs_epi16(a, b);
         let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), fours))
+        _mm256_castsi256_ps(opaque(_mm256_add_epi32(_mm256_castps_si256(sum), fours)))
     }
     #[inline(always)]
     unsafe fn add_i32(self, y: Self) -> Self {
