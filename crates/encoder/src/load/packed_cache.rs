@@ -30,7 +30,7 @@ use super::{
 use crate::{Error, FileError, Result};
 
 /// The version of the file format, and of the kernels' layouts and rounding.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// The environment variable with the folder, or `off`.
 const VARIABLE: &str = "ENCODLE_PACKED_CACHE";
 /// The default minimum size of a file. Smaller models are packed about as fast as a file is mapped.

@@ -83,9 +83,11 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
     let spare: &mut [MaybeUninit<T>] = out.spare_capacity_mut();
     let shared = SharedPtr::new(spare.as_mut_ptr().cast::<T>());
 
-    // f32 attention has too few products to pay for splitting its operands into BF16x3 terms.
-    let is_bf16x3 = isa.products(T::COMPUTE_TYPE).is_bf16x3;
-    let isa = if is_bf16x3 { isa.without_tiles() } else { isa };
+    // Attention has too few products to pay for splitting its operands into BF16x3 terms, or for
+    // interleaving them.
+    let products = isa.products(T::COMPUTE_TYPE);
+    let has_layout = products.is_bf16x3 || products.has_lane_pairs;
+    let isa = if has_layout { isa.without_tiles() } else { isa };
     let max_mr = isa.products(T::COMPUTE_TYPE).max_mr;
     let tasks = tasks(args.sequences, h, max_mr);
     let sizes = ScratchSizes::new(&args, &tasks, max_mr);

@@ -19,8 +19,8 @@ pub(crate) trait Store: Copy + Send + Sync {
     }
     /// Writes the first `n` lanes. BF16x3 writes all lanes.
     unsafe fn store<V: Vector, D: Dot<V>>(x: V, to: *mut Self, n: usize);
-    /// Zeroes the padding after the `n` elements of a row, up to a whole packed lane, a pair of
-    /// lanes for widened bf16, or a block for BF16x3.
+    /// Zeroes the padding after the `n` elements of a row, up to a pair of packed lanes, or a block for
+    /// BF16x3.
     unsafe fn pad_row(row: *mut Self, n: usize);
 }
 
@@ -147,9 +147,9 @@ impl Store for u16 {
     }
 
     unsafe fn pad_row(row: *mut u16, n: usize) {
-        if n % 2 == 1 {
-            // SAFETY: this is the upper half of the row's last lane.
-            unsafe { *row.add(n) = 0 };
+        for i in n..n.next_multiple_of(4) {
+            // SAFETY: the row has room for whole pairs of lanes.
+            unsafe { *row.add(i) = 0 };
         }
     }
 }

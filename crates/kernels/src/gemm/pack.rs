@@ -426,7 +426,7 @@ impl SimdKernel for PackPanel<'_> {
         match self.compute_type {
             // SAFETY: upheld by the caller.
             ComputeType::F32 => unsafe { pack_f32::<V>(self) },
-            ComputeType::Bf16 => pack_bf16::<V>(self),
+            ComputeType::Bf16 => pack_bf16(self),
             // SAFETY: upheld by the caller.
             ComputeType::Int8 => unsafe { pack_int8::<V>(self) },
         }
@@ -454,15 +454,14 @@ unsafe fn pack_f32<V: RegisterTile>(panel: PackPanel) {
     }
 }
 
-#[inline(always)]
-fn pack_bf16<V: RegisterTile>(panel: PackPanel) {
-    let PackPanel { weight, columns, input, panel, .. } = panel;
+fn pack_bf16(panel: PackPanel) {
+    let PackPanel { products, weight, columns, input, panel, .. } = panel;
     for (column, row) in weight.chunks_exact(input.max(1)).take(columns).enumerate() {
-        let lanes = panel[column..].iter_mut().step_by(V::NR);
-        lanes.zip(row.chunks(2)).for_each(|(lane, pair)| {
+        for (k_lane, pair) in row.chunks(2).enumerate() {
             let high = pair.get(1).map_or(0, |&w| bf16_bits(w));
-            *lane = f32::from_bits(u32::from(high) << 16 | u32::from(bf16_bits(pair[0])));
-        });
+            let lane = f32::from_bits(u32::from(high) << 16 | u32::from(bf16_bits(pair[0])));
+            panel[lane_index(products, k_lane, column)] = lane;
+        }
     }
 }
 

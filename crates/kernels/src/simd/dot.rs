@@ -41,12 +41,17 @@ pub(crate) trait Dot<V: Vector>: Sized {
 
     /// `acc + Σ aᵢ·bᵢ` over the values in each lane.
     unsafe fn dot(a: V, b: V, acc: V) -> V;
-    /// [`Self::dot`] of the lane at `from` and each vector of `b`.
+    /// [`Self::dot`] of a lane of a row and each vector of `b`.
     #[inline(always)]
-    unsafe fn multiply_value<const NV: usize>(from: *const f32, b: &[V; NV], acc: &mut [V; NV]) {
-        // SAFETY: upheld by the caller; `from` points to a lane.
+    unsafe fn multiply_lane<const NV: usize>(
+        row: *const f32,
+        lane: usize,
+        b: &[V; NV],
+        acc: &mut [V; NV],
+    ) {
+        // SAFETY: upheld by the caller; the row has this lane.
         unsafe {
-            let x = V::splat(*from);
+            let x = V::splat(*row.add(lane));
             for (acc, &b) in acc.iter_mut().zip(b) {
                 *acc = Self::dot(x, b, *acc);
             }

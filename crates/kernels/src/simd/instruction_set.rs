@@ -27,7 +27,8 @@ pub(crate) trait ProductKernel {
 pub(super) trait InstructionSet {
     /// The name that `MHA_ISA` accepts.
     const NAME: &'static str;
-    /// The name of the instruction set for kernels with too few products to pay for tile registers.
+    /// The name of the instruction set for kernels with too few products to pay for the layout of tile
+    /// registers, or of matrices in vector registers.
     const WITHOUT_TILES: &'static str = Self::NAME;
     type Vector: RegisterTile;
     /// The products of each compute type.

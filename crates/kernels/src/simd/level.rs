@@ -1,7 +1,7 @@
 //! [`Level`]: the list of all instruction sets.
 
 #[cfg(target_arch = "aarch64")]
-use super::neon::{Neon, NeonBf16, NeonDotprod, NeonI8mm};
+use super::neon::{Neon, NeonBf16, NeonBfdot, NeonDotprod, NeonI8mm};
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::wasm::Wasm;
 #[cfg(target_arch = "x86_64")]
@@ -71,7 +71,7 @@ macro_rules! instruction_sets {
                 match self { $($(#[$attribute])* Self::$Set => $Set::is_supported(),)* }
             }
 
-            /// The instruction set for kernels with too few products to pay for tile registers.
+            /// [`InstructionSet::WITHOUT_TILES`]
             pub(crate) fn without_tiles(self) -> Self {
                 let name = match self { $($(#[$attribute])* Self::$Set => $Set::WITHOUT_TILES,)* };
                 Self::ALL.iter().copied().find(|level| level.name() == name).unwrap_or(self)
@@ -129,6 +129,8 @@ instruction_sets! {
     NeonDotprod,
     #[cfg(target_arch = "aarch64")]
     NeonI8mm,
+    #[cfg(target_arch = "aarch64")]
+    NeonBfdot,
     #[cfg(target_arch = "aarch64")]
     NeonBf16,
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

@@ -164,7 +164,7 @@ unsafe fn accumulate_lane<V: Vector, D: Dot<V>, const MR: usize, const NV: usize
                 *b_vector = D::load_panel(b.add(v * LANES), i);
             }
             for (acc_row, row) in acc.iter_mut().zip(a) {
-                D::multiply_value(row.add(lane * D::INPUT_LANES + i), &b_row, acc_row);
+                D::multiply_lane(*row, lane * D::INPUT_LANES + i, &b_row, acc_row);
             }
         }
     }

@@ -1,5 +1,5 @@
 //! NEON: registers of 4 lanes; products of 8-bit integers by the dot products of `dotprod` and the
-//! matrix products of `i8mm`, and of bf16 by the dot products of `bf16`. Instructions whose
+//! matrix products of `i8mm`, and of bf16 by both kinds of products of `bf16`. Instructions whose
 //! intrinsics are not stable are inline assembly, for which the surrounding function must enable
 //! their features.
 
@@ -116,10 +116,10 @@ impl InstructionSet for NeonI8mm {
 }
 
 /// [`NeonI8mm`] plus dot products of bf16 (`bfdot`).
-pub(super) struct NeonBf16;
+pub(super) struct NeonBfdot;
 
-impl InstructionSet for NeonBf16 {
-    const NAME: &'static str = "neon-bf16";
+impl InstructionSet for NeonBfdot {
+    const NAME: &'static str = "neon-bfdot";
     type Vector = NeonVector;
     type F32 = F32ByLane;
     type Bf16 = Bf16Dot;
@@ -139,6 +139,44 @@ impl InstructionSet for NeonBf16 {
         unsafe fn bf16(kernel: impl ProductKernel) {
             // SAFETY: upheld by the caller.
             unsafe { kernel.run::<NeonVector, Bf16Dot>() }
+        }
+        // SAFETY: upheld by the caller.
+        unsafe {
+            match compute_type {
+                ComputeType::Bf16 => bf16(kernel),
+                ComputeType::F32 | ComputeType::Int8 => {
+                    NeonI8mm::run_products(compute_type, kernel)
+                }
+            }
+        }
+    }
+}
+
+/// [`NeonBfdot`] plus matrix products of bf16 (`bfmmla`), which the same CPUs have.
+pub(super) struct NeonBf16;
+
+impl InstructionSet for NeonBf16 {
+    const NAME: &'static str = "neon-bf16";
+    const WITHOUT_TILES: &'static str = NeonBfdot::NAME;
+    type Vector = NeonVector;
+    type F32 = F32ByLane;
+    type Bf16 = Bf16MatrixProduct;
+    type Int8 = MatrixProduct;
+
+    fn is_supported() -> bool {
+        NeonBfdot::is_supported()
+    }
+
+    unsafe fn run(kernel: impl SimdKernel) {
+        // SAFETY: upheld by the caller.
+        unsafe { Neon::run(kernel) }
+    }
+
+    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+        #[target_feature(enable = "bf16")]
+        unsafe fn bf16(kernel: impl ProductKernel) {
+            // SAFETY: upheld by the caller.
+            unsafe { kernel.run::<NeonVector, Bf16MatrixProduct>() }
         }
         // SAFETY: upheld by the caller.
         unsafe {
@@ -181,6 +219,8 @@ pub(super) struct SignedDot;
 pub(super) struct MatrixProduct;
 /// bf16 by `bfdot`.
 pub(super) struct Bf16Dot;
+/// bf16 by `bfmmla`, which multiplies matrices of 2 × 4 and 4 × 2.
+pub(super) struct Bf16MatrixProduct;
 
 impl Microkernel<NeonVector> for F32ByLane {
     const MAX_MR: usize = NeonVector::MAX_MR;
@@ -194,55 +234,105 @@ impl Microkernel<NeonVector> for SignedDot {
     }
 }
 
-impl Microkernel<NeonVector> for MatrixProduct {
-    const MAX_MR: usize = NeonVector::MAX_MR;
-
-    unsafe fn multiply_tile(mr: usize, tile: &Tile) {
-        #[target_feature(enable = "neon,i8mm")]
-        #[inline(never)]
-        unsafe fn multiply(mr: usize, tile: &Tile) {
-            // SAFETY: upheld by the caller.
-            unsafe {
-                match mr {
-                    1 | 2 => multiply_row_pairs::<1>(mr, tile),
-                    3 | 4 => multiply_row_pairs::<2>(mr, tile),
-                    5 | 6 => multiply_row_pairs::<3>(mr, tile),
-                    _ => unreachable!("mr is outside 1..=max_mr"),
-                }
-            }
-        }
-        // SAFETY: upheld by the caller.
-        unsafe { multiply(mr, tile) }
-    }
-
-    unsafe fn multiply_registers(steps: usize) -> usize {
-        const ACCUMULATORS: usize = 16;
-        // SAFETY: upheld by the caller.
-        unsafe {
-            let mut x = vdupq_n_f32(black_box(0.0));
-            let mut sums = [vdupq_n_f32(0.0); ACCUMULATORS];
-            for _ in 0..steps {
-                for sum in &mut sums {
-                    *sum = usmmla(*sum, x, x);
-                }
-                x = vaddq_f32(x, x); // as in the default implementation
-            }
-            for sum in sums {
-                black_box(sum.reduce_add());
-            }
-        }
-        steps * ACCUMULATORS * 8 // 2·2 sums of 2 lanes
-    }
+/// Products of matrices of 2 × 2 lanes.
+trait MatrixDot: Dot<NeonVector> {
+    /// Adds the products of the 2 × 2 lanes of `a` and the 2 × 2 lanes of `b` to the 2 × 2 sums.
+    ///
+    /// # Safety
+    /// The CPU supports the instruction.
+    unsafe fn multiply_matrices(sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t;
 }
 
-/// The microkernel of [`MatrixProduct`] for `mr` rows, which are `PAIRS` pairs of rows; if `mr` is
+/// Implements [`Microkernel`] and [`MatrixDot`] with an instruction on operands of a format, for a CPU
+/// with these features.
+macro_rules! multiply_matrices {
+    ($D:ty, $instruction:literal, $format:literal, $features:literal) => {
+        impl Microkernel<NeonVector> for $D {
+            const MAX_MR: usize = NeonVector::MAX_MR;
+
+            unsafe fn multiply_tile(mr: usize, tile: &Tile) {
+                #[target_feature(enable = $features)]
+                #[inline(never)]
+                unsafe fn multiply(mr: usize, tile: &Tile) {
+                    // SAFETY: upheld by the caller.
+                    unsafe {
+                        match mr {
+                            1 | 2 => multiply_row_pairs::<$D, 1>(mr, tile),
+                            3 | 4 => multiply_row_pairs::<$D, 2>(mr, tile),
+                            5 | 6 => multiply_row_pairs::<$D, 3>(mr, tile),
+                            _ => unreachable!("mr is outside 1..=max_mr"),
+                        }
+                    }
+                }
+                // SAFETY: upheld by the caller.
+                unsafe { multiply(mr, tile) }
+            }
+
+            #[inline(always)]
+            unsafe fn multiply_registers(steps: usize) -> usize {
+                // SAFETY: upheld by the caller.
+                unsafe { multiply_matrices_in_registers::<$D>(steps) }
+            }
+        }
+
+        impl MatrixDot for $D {
+            #[inline(always)]
+            unsafe fn multiply_matrices(
+                mut sum: float32x4_t,
+                a: float32x4_t,
+                b: float32x4_t,
+            ) -> float32x4_t {
+                // SAFETY: upheld by the caller; the instruction accesses registers only.
+                unsafe {
+                    asm!(
+                        concat!($instruction, " {sum:v}.4s, {a:v}", $format, ", {b:v}", $format),
+                        sum = inout(vreg) sum,
+                        a = in(vreg) a,
+                        b = in(vreg) b,
+                        options(pure, nomem, nostack, preserves_flags),
+                    );
+                }
+                sum
+            }
+        }
+    };
+}
+
+multiply_matrices!(MatrixProduct, "usmmla", ".16b", "neon,i8mm");
+multiply_matrices!(Bf16MatrixProduct, "bfmmla", ".8h", "neon,bf16");
+
+/// [`Microkernel::multiply_registers`] of products of matrices.
+///
+/// # Safety
+/// The CPU supports the instruction of `D`.
+#[inline(always)]
+unsafe fn multiply_matrices_in_registers<D: MatrixDot>(steps: usize) -> usize {
+    const ACCUMULATORS: usize = 16;
+    // SAFETY: upheld by the caller.
+    unsafe {
+        let mut x = vdupq_n_f32(black_box(0.0));
+        let mut sums = [vdupq_n_f32(0.0); ACCUMULATORS];
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = D::multiply_matrices(*sum, x, x);
+            }
+            x = vaddq_f32(x, x); // as in the default implementation
+        }
+        for sum in sums {
+            black_box(sum.reduce_add());
+        }
+    }
+    steps * ACCUMULATORS * 8 // 2·2 sums of 2 lanes
+}
+
+/// The microkernel of a [`MatrixDot`] for `mr` rows, which are `PAIRS` pairs of rows; if `mr` is
 /// odd, the last row is multiplied twice.
 ///
 /// # Safety
 /// As for [`Tile::multiply`]; `k_lanes` is even.
 #[inline(always)]
 #[allow(unsafe_op_in_unsafe_fn)] // as for the register
-unsafe fn multiply_row_pairs<const PAIRS: usize>(mr: usize, tile: &Tile) {
+unsafe fn multiply_row_pairs<D: MatrixDot, const PAIRS: usize>(mr: usize, tile: &Tile) {
     /// Pairs of columns of a panel.
     const COLUMNS: usize = NeonVector::NR / 2;
     let row = |i: usize| tile.a.add(i.min(mr - 1) * tile.a_stride);
@@ -258,30 +348,20 @@ unsafe fn multiply_row_pairs<const PAIRS: usize>(mr: usize, tile: &Tile) {
         prefetch_l2(next);
         prefetch_l2(next.wrapping_add(next_step / 2));
         next = next.wrapping_add(next_step);
-        let mut x = [vdupq_n_f32(0.0); PAIRS];
-        for (x, [first, second]) in x.iter_mut().zip(&rows) {
-            *x = vcombine_f32(vld1_f32(first.add(k)), vld1_f32(second.add(k)));
-        }
-        for column in 0..COLUMNS {
-            let weights = vld1q_f32(b.add(4 * column));
-            for (sums, &x) in sums.iter_mut().zip(&x) {
-                sums[column] = usmmla(sums[column], x, weights);
-            }
-        }
+        multiply_lane_pair::<D, PAIRS>(&mut sums, &rows, k, b);
         b = b.add(2 * NeonVector::NR);
     }
     for (pair, sums) in sums.iter().enumerate() {
         // The sums of four columns in each of both rows.
-        let four = |i: usize| {
-            let (x, y) = (vreinterpretq_f64_f32(sums[i]), vreinterpretq_f64_f32(sums[i + 1]));
-            [vtrn1q_f64(x, y), vtrn2q_f64(x, y)].map(|x| vreinterpretq_f32_f64(x))
-        };
-        let [[a0, b0], [a1, b1], [a2, b2], [a3, b3]] = [four(0), four(2), four(4), four(6)];
+        let [a0, b0] = lanes_of_pairs(sums[0], sums[1]);
+        let [a1, b1] = lanes_of_pairs(sums[2], sums[3]);
+        let [a2, b2] = lanes_of_pairs(sums[4], sums[5]);
+        let [a3, b3] = lanes_of_pairs(sums[6], sums[7]);
         for (i, acc) in [[a0, a1, a2, a3], [b0, b1, b2, b3]].into_iter().enumerate() {
             if 2 * pair + i < mr {
                 let c = tile.c.add((2 * pair + i) * tile.c_stride);
                 let sum: NeonVector = if tile.accumulate {
-                    acc.add_i32(NeonVector::load_partial(c, tile.columns))
+                    D::add(NeonVector::load_partial(c, tile.columns), acc)
                 } else {
                     acc
                 };
@@ -291,24 +371,55 @@ unsafe fn multiply_row_pairs<const PAIRS: usize>(mr: usize, tile: &Tile) {
     }
 }
 
-/// Adds the products of the 2 × 8 unsigned bytes of `a` and the 8 × 2 signed bytes of `b` to the
-/// 2 × 2 sums.
+/// The first two lanes of `x` and of `y`, then the last two of each.
 ///
 /// # Safety
-/// The CPU supports i8mm.
+/// The CPU has NEON.
 #[inline(always)]
-unsafe fn usmmla(mut sum: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-    // SAFETY: upheld by the caller; the instruction accesses registers only.
+unsafe fn lanes_of_pairs(x: float32x4_t, y: float32x4_t) -> [float32x4_t; 2] {
+    // SAFETY: upheld by the caller.
     unsafe {
-        asm!(
-            "usmmla {sum:v}.4s, {a:v}.16b, {b:v}.16b",
-            sum = inout(vreg) sum,
-            a = in(vreg) a,
-            b = in(vreg) b,
-            options(pure, nomem, nostack, preserves_flags),
-        );
+        let (x, y) = (vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y));
+        [vreinterpretq_f32_f64(vtrn1q_f64(x, y)), vreinterpretq_f32_f64(vtrn2q_f64(x, y))]
     }
-    sum
+}
+
+/// Adds the products of lanes `k` and `k + 1` of each pair of rows and the columns of `b` to `sums`.
+///
+/// # Safety
+/// The CPU supports the instruction of `D`; the rows have these lanes, and `b` points to two lanes of a
+/// panel.
+#[inline(always)]
+#[allow(unsafe_op_in_unsafe_fn)] // as for the register
+unsafe fn multiply_lane_pair<D: MatrixDot, const PAIRS: usize>(
+    sums: &mut [[float32x4_t; NeonVector::NR / 2]; PAIRS],
+    rows: &[[*const f32; 2]; PAIRS],
+    k: usize,
+    b: *const f32,
+) {
+    let mut x = [vdupq_n_f32(0.0); PAIRS];
+    for (x, [first, second]) in x.iter_mut().zip(rows) {
+        *x = vcombine_f32(vld1_f32(first.add(k)), vld1_f32(second.add(k)));
+    }
+    // The compiler would merge two loads into `ldp`, which takes more micro-operations.
+    macro_rules! multiply_columns {
+        ($($column:literal)*) => {
+            $(
+                let weights: float32x4_t;
+                asm!(
+                    "ldr {weights:q}, [{b}, #{offset}]",
+                    weights = out(vreg) weights,
+                    b = in(reg) b,
+                    offset = const 16 * $column,
+                    options(pure, readonly, nostack, preserves_flags),
+                );
+                for (sums, &x) in sums.iter_mut().zip(&x) {
+                    sums[$column] = D::multiply_matrices(sums[$column], x, weights);
+                }
+            )*
+        };
+    }
+    multiply_columns!(0 1 2 3 4 5 6 7);
 }
 
 impl Microkernel<NeonVector> for Bf16Dot {
@@ -343,22 +454,42 @@ macro_rules! dot_by_lane {
                 }
                 acc
             }
+            // The compiler would merge two loads into `ldp`, which takes more micro-operations.
+            #[inline(always)]
+            unsafe fn load_panel(from: *const f32, _i: usize) -> NeonVector {
+                let (b0, b1, b2, b3): (float32x4_t, float32x4_t, float32x4_t, float32x4_t);
+                asm!(
+                    "ldr {b0:q}, [{from}]",
+                    "ldr {b1:q}, [{from}, #16]",
+                    "ldr {b2:q}, [{from}, #32]",
+                    "ldr {b3:q}, [{from}, #48]",
+                    b0 = out(vreg) b0,
+                    b1 = out(vreg) b1,
+                    b2 = out(vreg) b2,
+                    b3 = out(vreg) b3,
+                    from = in(reg) from,
+                    options(pure, readonly, nostack, preserves_flags),
+                );
+                [b0, b1, b2, b3]
+            }
             // A load into one lane occupies a load unit only. A load into all lanes, which the
             // compiler would choose, occupies a vector unit too.
             #[inline(always)]
-            unsafe fn multiply_value<const NV: usize>(
-                from: *const f32,
+            unsafe fn multiply_lane<const NV: usize>(
+                row: *const f32,
+                lane: usize,
                 b: &[NeonVector; NV],
                 acc: &mut [NeonVector; NV],
             ) {
                 for ([c0, c1, c2, c3], [b0, b1, b2, b3]) in acc.iter_mut().zip(b) {
                     asm!(
-                        "ldr {a:s}, [{from}]",
+                        "ldr {a:s}, [{row}, {lane}, lsl #2]",
                         concat!($instruction, " {c0:v}.4s, {b0:v}", $vector, ", {a:v}", $lane),
                         concat!($instruction, " {c1:v}.4s, {b1:v}", $vector, ", {a:v}", $lane),
                         concat!($instruction, " {c2:v}.4s, {b2:v}", $vector, ", {a:v}", $lane),
                         concat!($instruction, " {c3:v}.4s, {b3:v}", $vector, ", {a:v}", $lane),
-                        from = in(reg) from,
+                        row = in(reg) row,
+                        lane = in(reg) lane,
                         a = out(vreg) _,
                         c0 = inout(vreg) *c0,
                         c1 = inout(vreg) *c1,
@@ -384,6 +515,7 @@ dot_by_lane!(F32ByLane, "fmla", ".4s", ".s[0]", add, IS_ROUNDED: false);
 dot_by_lane!(SignedDot, "sdot", ".16b", ".4b[0]", add_i32, IS_QUANTISED: true, HAS_SIGNED_INPUT: true);
 dot_by_lane!(MatrixProduct, "sudot", ".16b", ".4b[0]", add_i32, IS_QUANTISED: true, HAS_LANE_PAIRS: true);
 dot_by_lane!(Bf16Dot, "bfdot", ".8h", ".2h[0]", add, IS_ROUNDED: true);
+dot_by_lane!(Bf16MatrixProduct, "bfdot", ".8h", ".2h[0]", add, HAS_LANE_PAIRS: true);
 
 #[allow(unsafe_op_in_unsafe_fn)] // intrinsics throughout; the trait states their contract
 impl Register for float32x4_t {
