@@ -2,9 +2,9 @@
 //!
 //! A forward pass runs about a hundred parallel loops with a few microseconds between them. Rayon's
 //! workers go to sleep in these gaps, and waking one takes longer than the gap. Here, workers that
-//! finish a loop wait for the next one for up to 1 ms ([`WAIT`]), then return to rayon. Every 2 ms
-//! ([`RAYON_TURN`]) they run one of the tasks that wait in rayon, so that none is starved. They do not
-//! return for it: the next loop would wake another worker, and while both are awake, Linux may leave
+//! finish a loop wait for the next one for up to 1 ms ([`WAIT`]), then return to rayon. After 10 ms
+//! ([`MAX_STAY`]) they return in any case, so that other rayon tasks are not starved. They do not
+//! return more often: the next loop may wake another worker, and while both are awake, Linux may leave
 //! one on the caller's CPU for tens of milliseconds. A worker that waits longer than 50 µs ([`SPIN`])
 //! yields its CPU to any other thread.
 //!
@@ -31,8 +31,8 @@ use crate::buffer::SharedPtr;
 const WAIT: Duration = Duration::from_millis(1);
 /// How long a worker that waits does not yield.
 const SPIN: Duration = Duration::from_micros(50);
-/// How long a worker runs jobs before it runs a task of rayon.
-const RAYON_TURN: Duration = Duration::from_millis(2);
+/// A worker that finishes a job after this time returns to rayon.
+const MAX_STAY: Duration = Duration::from_millis(10);
 
 /// The jobs that workers can join. A caller that finds no free slot runs its loop alone.
 static SLOTS: [JobSlot; 8] = [const { JobSlot::new() }; 8];
@@ -47,8 +47,6 @@ static CPUS: LazyLock<usize> = LazyLock::new(|| match available_parallelism() {
 thread_local! {
     /// Whether the loops of this thread run on it alone.
     static IS_SERIAL: Cell<bool> = const { Cell::new(false) };
-    /// Whether this thread runs [`work_on_jobs`].
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
 #[repr(align(128))] // CPUs prefetch cache lines in pairs
@@ -162,27 +160,18 @@ pub(crate) fn parallel_chunks<T: Send>(
     });
 }
 
-/// The maximum number of workers besides the caller of a loop.
-fn max_workers() -> usize {
-    max_threads().saturating_sub(1)
-}
-
 /// Counts one more worker if there are fewer than `max`, and returns whether it did.
 fn add_worker(max: usize) -> bool {
     let add = |workers| (workers < max).then_some(workers + 1);
     WORKERS.fetch_update(SeqCst, SeqCst, add).is_ok()
 }
 
-/// The loop of a worker: joins jobs until there has been none for [`WAIT`].
+/// The loop of a worker: joins jobs until there has been none for [`WAIT`], or until [`MAX_STAY`]
+/// has passed.
 fn work_on_jobs() {
-    if IS_WORKER.replace(true) {
-        // A task that this worker runs in its turn of rayon: it continues itself.
-        WORKERS.fetch_sub(1, SeqCst);
-        return;
-    }
-    let mut last_job = Instant::now();
-    let mut last_turn = last_job;
-    loop {
+    let begin = Instant::now();
+    let mut last_job = begin;
+    while last_job.elapsed() < WAIT && begin.elapsed() < MAX_STAY {
         if last_job.elapsed() < SPIN {
             spin_loop()
         } else {
@@ -194,27 +183,14 @@ fn work_on_jobs() {
             }
             last_job = Instant::now();
         }
-        if last_job.elapsed() > WAIT {
-            WORKERS.fetch_sub(1, SeqCst);
-            break;
-        }
-        if last_turn.elapsed() > RAYON_TURN {
-            // A task may take long: meanwhile, another worker may join jobs.
-            WORKERS.fetch_sub(1, SeqCst);
-            rayon::yield_now();
-            if !add_worker(max_workers()) {
-                break;
-            }
-            last_turn = Instant::now();
-        }
     }
-    IS_WORKER.set(false);
+    WORKERS.fetch_sub(1, SeqCst);
     // A caller that started a job after this thread last looked at the slots may have counted this
     // worker, and so queued no other one. The accesses to `WORKERS` and to `job` below and in
     // `parallel_for` are sequentially consistent: either the caller sees the lower count and queues
     // a worker, or this thread sees the job.
     let has_job = |slot: &JobSlot| !slot.job.load(SeqCst).is_null();
-    if SLOTS.iter().any(has_job) && add_worker(max_workers()) {
+    if SLOTS.iter().any(has_job) && add_worker(max_threads().saturating_sub(1)) {
         rayon::spawn(work_on_jobs);
     }
 }
