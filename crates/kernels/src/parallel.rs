@@ -3,10 +3,11 @@
 //! A forward pass runs about a hundred parallel loops with a few microseconds between them. Rayon's
 //! workers go to sleep in these gaps, and waking one takes longer than the gap. Here, workers that
 //! finish a loop wait for the next one for up to 1 ms ([`WAIT`]), then return to rayon. After 10 ms
-//! ([`MAX_STAY`]) they return in any case, so that other rayon tasks are not starved. They do not
-//! return more often: the next loop may wake another worker, and while both are awake, Linux may leave
-//! one on the caller's CPU for tens of milliseconds. A worker that waits longer than 50 µs ([`SPIN`])
-//! yields its CPU to any other thread.
+//! ([`MAX_STAY`]) they return in any case: other rayon tasks wait, and a thread that waits in
+//! `rayon::join` for another task may have become a worker meanwhile. They do not return more often:
+//! the next loop may wake another worker, and while both are awake, Linux may leave one on the caller's
+//! CPU for tens of milliseconds. A worker that has had no job for 50 µs ([`SPIN`]) yields its CPU to any
+//! other thread.
 //!
 //! A loop uses at most one thread per CPU ([`max_threads`]): a spinning worker without a CPU of its
 //! own would take the time of a thread that computes.
@@ -27,9 +28,9 @@ use std::{
 
 use crate::buffer::SharedPtr;
 
-/// How long a worker waits for the next job.
+/// How long a worker waits for the next job, after the caller of the last one has ended its loop.
 const WAIT: Duration = Duration::from_millis(1);
-/// How long a worker that waits does not yield.
+/// How long a worker without a job does not yield.
 const SPIN: Duration = Duration::from_micros(50);
 /// A worker that finishes a job after this time returns to rayon.
 const MAX_STAY: Duration = Duration::from_millis(10);
@@ -170,8 +171,8 @@ fn add_worker(max: usize) -> bool {
 /// has passed.
 fn work_on_jobs() {
     let begin = Instant::now();
-    let mut last_job = begin;
-    while last_job.elapsed() < WAIT && begin.elapsed() < MAX_STAY {
+    let (mut last_job, mut last_loop) = (begin, begin);
+    while last_loop.elapsed() < WAIT && begin.elapsed() < MAX_STAY {
         if last_job.elapsed() < SPIN {
             spin_loop()
         } else {
@@ -180,8 +181,9 @@ fn work_on_jobs() {
         for slot in SLOTS.iter().filter(|slot| slot.taken.load(Relaxed)) {
             if !slot.job.load(Relaxed).is_null() {
                 slot.join();
+                last_job = Instant::now();
             }
-            last_job = Instant::now();
+            last_loop = Instant::now();
         }
     }
     WORKERS.fetch_sub(1, SeqCst);
