@@ -225,6 +225,7 @@ impl CausalLm {
             let (count, beams_of_each) = (searches.len(), next.len() / searches.len());
             let of_searches =
                 logits.chunks(logits.len() / count).zip(log_sums.chunks(beams_of_each));
+            // On this thread: to wait for rayon's workers would take longer.
             let steps = searches.iter_mut().zip(of_searches);
             let steps = steps.map(|((_, search), (logits, sums))| search.extend(logits, sums));
             let steps = steps.collect::<Result<Vec<_>>>()?;
@@ -521,6 +522,23 @@ mod tests {
         for bad in [[0.0, f32::NAN], [0.0, f32::INFINITY], [f32::NEG_INFINITY; 2]] {
             assert!(matches!(greedy.next(&bad), Err(Error::NonFiniteOutput)), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn beams_with_logits_that_are_not_finite_are_an_error() -> Result<()> {
+        const INFINITY: f32 = f32::INFINITY;
+        let config = GenerateConfig::greedy(5);
+        let beams = Beams { num_beams: 1, length_penalty: 1.0, early_stopping: false };
+        let search = BeamSearch::new(&[0], beams, &config);
+        let candidates = |logits: [f32; 3]| -> Result<Vec<u32>> {
+            let candidates = search.candidates(&logits, &ops::log_sum_exp(&logits, 3)?)?;
+            Ok(candidates.iter().map(|candidate| candidate.token).collect())
+        };
+        assert_eq!(candidates([1.0, -INFINITY, 2.0])?, [2, 0]);
+        for bad in [[0.0, f32::NAN, 1.0], [0.0, INFINITY, 1.0], [-INFINITY; 3]] {
+            assert!(matches!(candidates(bad), Err(Error::NonFiniteOutput)), "{bad:?}");
+        }
+        Ok(())
     }
 
     #[test]
