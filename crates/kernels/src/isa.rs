@@ -92,7 +92,8 @@ impl Isa {
         self.0.products(compute_type)
     }
 
-    /// The instruction set for kernels with too few products to pay for tile registers.
+    /// The instruction set for kernels with too few products to pay for tile registers, or for pairs of
+    /// lanes.
     pub(crate) fn without_tiles(self) -> Self {
         Self(self.0.without_tiles())
     }

@@ -4,8 +4,8 @@
 //!
 //! - Matrix products with packed weights and fused activations, in f32, bf16 and int8.
 //! - Attention, embedding lookup, LayerNorm and RMSNorm, mean pooling and cosine similarity.
-//! - AVX-512 (with VNNI and BF16), AMX, AVX2, NEON (with dot products of 8-bit integers and of bf16)
-//!   and plain Rust, chosen at run time.
+//! - AVX-512 (with VNNI and BF16), AMX, AVX2, NEON (with dot products and matrix products of 8-bit
+//!   integers and of bf16) and plain Rust, chosen at run time.
 //!
 //! All `unsafe` code of the project's CPU arithmetic is in this crate.
 //!

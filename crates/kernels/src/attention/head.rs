@@ -340,14 +340,14 @@ impl<T: Element> Pass<'_, T> {
     unsafe fn pack_block<V: RegisterTile, D: Microkernel<V>>(&self, first_key: usize, keys: usize) {
         let ([.., d], [.., value_d]) = (self.attention.q.dims, self.attention.v.dims);
         let Attention { k, v, .. } = self.attention;
-        let (task, end) = (self.task, first_key + keys);
+        let task = self.task;
         let last_query = task.queries.end.saturating_sub(1);
         let [of_keys, of_values] = [k, v].map(|x| self.rows_at(x, task, first_key));
         let of_next_keys = match self.next {
-            Some(next) if end >= self.keys_seen(last_query).end => {
+            Some(next) if first_key + keys >= self.keys_seen(last_query).end => {
                 self.rows_at(k, next, next.first_block(self.attention, next.queries.start))
             }
-            _ => self.rows_at(k, task, end),
+            _ => (of_keys.0.wrapping_add(keys.wrapping_mul(of_keys.1)), of_keys.1),
         };
         // SAFETY: upheld by the caller.
         unsafe {

@@ -66,7 +66,7 @@ pub(crate) trait Element: Store {
     }
 }
 
-/// Rounds a row to bf16, padded with 0 to whole pairs. `U` is the type of the packed values: `u16`,
+/// Rounds a row to bf16, padded with 0 to whole vectors. `U` is the type of the packed values: `u16`,
 /// or [`WidenedBf16`] if the microkernel has two input lanes.
 ///
 /// # Safety

@@ -71,7 +71,7 @@ impl PackedInput {
         let row_stride = lane_stride * size_of::<f32>() / size_of::<T>();
         write(Output { data: SharedPtr::new(data), row_stride });
         for row in 0..m {
-            // SAFETY: the row has room for whole lanes.
+            // SAFETY: the row has room for whole pairs of lanes.
             unsafe { T::pad_row(data.add(row * row_stride), format.k) };
         }
         Self { lanes, row_stride: lane_stride, quantisation: vec![RowQuantisation::default(); m] }

@@ -56,8 +56,8 @@ fn round(compute_type: ComputeType, x: &[f32], k: usize) -> Vec<f64> {
 /// by 8, which can exceed half a step.
 ///
 /// AMX computes f32 and bf16 in another order, so that the bits differ from those of the scalar
-/// path; so do the dot products of bf16 on AArch64, which round their sums to odd. On AVX2, the quantisation steps of int8 weights are up to twice as large, so that the
-/// weights differ.
+/// path; so do the products of bf16 on AArch64, which round their sums to odd. On AVX2, the
+/// quantisation steps of int8 weights are up to twice as large, so that the weights differ.
 #[test]
 fn products_are_close_to_f64_and_equal_the_scalar_path_to_the_bit() {
     let shapes = [
@@ -102,11 +102,11 @@ fn products_are_close_to_f64_and_equal_the_scalar_path_to_the_bit() {
                 positions.map(|(i, j)| dot(i, j) + f64::from(bias[j])).collect();
             let got = linear(isa, &x, &[&packed], Activation::None);
             assert_close(&name, &got, &expected, tolerance);
-            let has_tiles = products != isa.without_tiles().products(compute_type);
+            let has_layout = products != isa.without_tiles().products(compute_type);
             let has_equal_bits = match compute_type {
                 ComputeType::Int8 => !products.adds_int8_pairs_in_i16,
-                ComputeType::F32 => !has_tiles,
-                ComputeType::Bf16 => !has_tiles && isa.name() != "neon-bfdot",
+                ComputeType::F32 => !has_layout,
+                ComputeType::Bf16 => !has_layout && isa.name() != "neon-bfdot",
             };
             assert!(got == scalar || !has_equal_bits, "{name}: differs from the scalar path");
             let side_by_side = linear(isa, &x, &[&packed, &without_bias], Activation::Relu);
@@ -255,7 +255,7 @@ fn a_chain_equals_its_layers_one_by_one_to_the_bit() {
     // The first layer has two weights side by side. The width of the first weight is a multiple of
     // every nr (64) or not (50 and 33). The layer's k is up to 1,601, which in f32 and bf16 is more
     // than one range of kc lanes.
-    let shapes = [(130, [50, 41], 40), (70, [64, 41], 5), (scaled(1601, 5), [33, 7], 3)];
+    let shapes = [(130, [50, 41], 40), (70, [64, 41], 5), (scaled(1601, 5), [33, 9], 3)];
     for (k, widths, n) in shapes.into_iter().skip(scaled(0, 2)) {
         for (isa, compute_type) in isas_and_compute_types() {
             let pack = |out: usize, input: usize, seed, bias: Option<&[f32]>| {
