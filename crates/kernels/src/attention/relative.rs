@@ -33,7 +33,9 @@ impl<T: Element> Pass<'_, T> {
             let rows = (keys.at(0, self.task.head, self.rows.start), keys.strides[2]);
             let to = (self.buffers.position_lanes, bf16_row_stride(d));
             let rows = T::packed_rows(rows, [n, d], to);
-            pack_keys::<V, f32>(rows, [n, self.d_lanes()], self.buffers.position_panels, rows);
+            // If heads are adjacent in memory, the next task reads the lanes after these.
+            let next = (rows.0.wrapping_add(self.d_lanes()), rows.1);
+            pack_keys::<V, f32>(rows, [n, self.d_lanes()], self.buffers.position_panels, next);
             for (start, mr) in split_evenly(self.task.queries.len(), self.max_mr) {
                 let q = (self.q.add(start * self.q_stride), self.q_stride);
                 let stride = self.position_scores_stride;
