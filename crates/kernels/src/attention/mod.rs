@@ -86,8 +86,8 @@ fn attention<T: Element>(isa: Isa, mut args: Attention<T>) -> Vec<T> {
     // Attention has too few products to pay for splitting its operands into BF16x3 terms, or for
     // interleaving them.
     let products = isa.products(T::COMPUTE_TYPE);
-    let has_layout = products.is_bf16x3 || products.has_lane_pairs;
-    let isa = if has_layout { isa.without_tiles() } else { isa };
+    let has_special_layout = products.is_bf16x3 || products.has_lane_pairs;
+    let isa = if has_special_layout { isa.without_tiles() } else { isa };
     let max_mr = isa.products(T::COMPUTE_TYPE).max_mr;
     let tasks = tasks(args.sequences, h, max_mr);
     let sizes = ScratchSizes::new(&args, &tasks, max_mr);

@@ -102,11 +102,11 @@ fn products_are_close_to_f64_and_equal_the_scalar_path_to_the_bit() {
                 positions.map(|(i, j)| dot(i, j) + f64::from(bias[j])).collect();
             let got = linear(isa, &x, &[&packed], Activation::None);
             assert_close(&name, &got, &expected, tolerance);
-            let has_layout = products != isa.without_tiles().products(compute_type);
+            let has_special_layout = products != isa.without_tiles().products(compute_type);
             let has_equal_bits = match compute_type {
                 ComputeType::Int8 => !products.adds_int8_pairs_in_i16,
-                ComputeType::F32 => !has_layout,
-                ComputeType::Bf16 => !has_layout && isa.name() != "neon-bfdot",
+                ComputeType::F32 => !has_special_layout,
+                ComputeType::Bf16 => !has_special_layout && isa.name() != "neon-bfdot",
             };
             assert!(got == scalar || !has_equal_bits, "{name}: differs from the scalar path");
             let side_by_side = linear(isa, &x, &[&packed, &without_bias], Activation::Relu);
