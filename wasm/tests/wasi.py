@@ -8,10 +8,10 @@ import os
 import sys
 import tempfile
 
-from wasmtime import Config, Engine, ExitTrap, Linker, Module, Store, WasiConfig
+from wasmtime import Engine, ExitTrap, Linker, Module, Store, WasiConfig
 
 program, folder, *arguments = sys.argv[1:]
-engine = Engine(Config())
+engine = Engine()
 linker = Linker(engine)
 linker.define_wasi()
 wasi = WasiConfig()
