@@ -163,6 +163,7 @@ fn activations(t: &mut Table) {
         "tanh",
         "quick_gelu",
         "mish",
+        "sigmoid",
     ] {
         t.case(&format!("hidden_act {activation}"), |c| {
             let json = c.set_config("hidden_act", json!(activation)).config.to_string();

@@ -162,7 +162,7 @@ def attentions():
 def activations():
     x = torch.cat([torch.linspace(-20, 20, 401), torch.linspace(-1, 1, 201)])
     names = ["gelu", "gelu_python", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "silu"]
-    names += ["swish", "tanh", "quick_gelu", "mish"]
+    names += ["swish", "tanh", "quick_gelu", "mish", "sigmoid"]
     save(HERE / "activations.safetensors", {"x": x} | {name: ACT2FN[name](x) for name in names})
 
 

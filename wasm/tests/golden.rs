@@ -24,4 +24,5 @@ mod golden_sparse;
 #[path = "../../tests/golden_static.rs"]
 mod golden_static;
 #[path = "../../tests/support.rs"]
+#[expect(dead_code, reason = "other integration tests use the rest")]
 mod support;

@@ -5,7 +5,7 @@
 #include "elements.cuh"
 
 // The same order as the codes in the Rust function `epilogue`.
-enum Activation { NONE, GELU, GELU_TANH, RELU, SILU, TANH, QUICK_GELU, MISH };
+enum Activation { NONE, GELU, GELU_TANH, RELU, SILU, TANH, QUICK_GELU, MISH, SIGMOID };
 
 __device__ inline float activated(float x, int activation) {
     switch (activation) {
@@ -19,6 +19,7 @@ __device__ inline float activated(float x, int activation) {
         const float e = expf(fminf(x, 20)), n = e * (e + 2); // tanh(ln(1 + eˣ)) = n / (n + 2)
         return x * (n / (n + 2));
     }
+    case SIGMOID: return 1 / (1 + expf(-x));
     default: return x;
     }
 }

@@ -276,9 +276,10 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto short_no
         const auto x = random_vector<T>(start + rows * columns, 3), bias = random_vector<T>(columns);
         const auto factor = random_vector<T>(start + rows * columns),
                    factor_bias = random_vector<T>(columns);
-        const char *names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "mish"};
+        const char *names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "tanh", "quick_gelu", "mish",
+                               "sigmoid"};
         for (int with_factor = 0; with_factor <= 1; with_factor++)
-        for (int activation = NONE; activation <= MISH; activation++) {
+        for (int activation = NONE; activation <= SIGMOID; activation++) {
             auto y = x;
             launch({1, 1, 1}, 128, [&] {
                 epilogue(y.data() + start, bias.data(), with_factor ? factor.data() + start : nullptr,
@@ -295,7 +296,8 @@ void norm_embed_pool_epilogue(const char *dtype, double tolerance, auto short_no
                     z / (1 + std::exp(-z)),
                     std::tanh(z),
                     z / (1 + std::exp(-1.702 * z)),
-                    z * std::tanh(std::log1p(std::exp(z)))};
+                    z * std::tanh(std::log1p(std::exp(z))),
+                    1 / (1 + std::exp(-z))};
                 const double f =
                     with_factor ? widened(factor[start + i]) + widened(factor_bias[i % columns]) : 1;
                 expected[start + i] = values[activation] * f;

@@ -727,8 +727,8 @@ fn embed_layer_norm_typed<T: Element>(
 /// # Shapes
 /// `y`, `factor`: `(.., E)`, contiguous, E even; `bias`, `factor_bias`: `(E,)`
 /// # Arguments
-/// `activation`: 0 none, 1 GELU (erf), 2 GELU (tanh), 3 ReLU, 4 SiLU, 5 tanh, 6 quick GELU, 7 Mish;
-/// `factor`: the factor and its bias
+/// `activation`: 0 none, 1 GELU (erf), 2 GELU (tanh), 3 ReLU, 4 SiLU, 5 tanh, 6 quick GELU, 7 Mish,
+/// 8 sigmoid; `factor`: the factor and its bias
 /// # Errors
 /// candle's error if dtypes, shapes or layouts do not fit, or if the driver reports an error.
 pub fn epilogue(

@@ -1,11 +1,15 @@
 //! Activation functions, generic over [`Vector`].
 
+use std::mem::MaybeUninit;
+
 use crate::{
+    isa::Isa,
     math::{exp, exp2, polynomial, sigmoid, tanh},
-    simd::Vector,
+    parallel::parallel_chunks,
+    simd::{LANES, RegisterTile, SimdKernel, Vector},
 };
 
-/// The function applied to each element of a matrix product. NaN gives NaN.
+/// A function applied to each element of a matrix product or of a slice. NaN gives NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activation {
     /// The identity.
@@ -26,6 +30,53 @@ pub enum Activation {
     QuickGelu,
     /// `x·tanh(ln(1 + eˣ))`
     Mish,
+    /// `σ(x) = 1 / (1 + e⁻ˣ)`
+    Sigmoid,
+}
+
+/// The activation of each value.
+///
+/// # Examples
+/// ```
+/// use mha_kernels::{Activation, Isa, activate};
+///
+/// let y = activate(Isa::get()?, &[-1., 0., 50.], Activation::Tanh);
+/// assert!((y[0] - -0.761_594_2).abs() < 1e-7 && y[1..] == [0., 1.]);
+/// # Ok::<(), mha_kernels::IsaError>(())
+/// ```
+pub fn activate(isa: Isa, x: &[f32], activation: Activation) -> Vec<f32> {
+    const PART: usize = 256 * LANES;
+    let mut out = Vec::with_capacity(x.len());
+    parallel_chunks(&mut out.spare_capacity_mut()[..x.len()], PART, |i, out| {
+        let x = &x[i * PART..][..out.len()];
+        isa.run(Args { x, activation, out });
+    });
+    // SAFETY: every part has been written.
+    unsafe { out.set_len(x.len()) };
+    out
+}
+
+struct Args<'a> {
+    x: &'a [f32],
+    activation: Activation,
+    /// As many values as `x`.
+    out: &'a mut [MaybeUninit<f32>],
+}
+
+impl SimdKernel for Args<'_> {
+    #[inline(always)]
+    unsafe fn run<V: RegisterTile>(self) {
+        let Args { x, activation, out } = self;
+        let (from, to) = (x.as_ptr(), out.as_mut_ptr().cast::<f32>());
+        for i in (0..x.len()).step_by(LANES) {
+            let n = LANES.min(x.len() - i);
+            // SAFETY: `i + n` is within both slices.
+            unsafe {
+                let y = activation.apply(V::load_partial(from.add(i), n), false);
+                y.store_partial(to.add(i), n);
+            }
+        }
+    }
 }
 
 impl Activation {
@@ -56,6 +107,7 @@ impl Activation {
                     let n = e.mul(e.add(V::splat(2.0)));
                     x.mul(n.div(n.add(V::splat(2.0))))
                 }
+                Self::Sigmoid => sigmoid(x),
             }
         }
     }

@@ -40,9 +40,10 @@
 //! | `embed` | [`embed_layer_norm`] | three table lookups, their sum, layer normalisation |
 //! | `norm` | [`add_norm`], [`add_norm_residual`], [`add`] | residual connection, LayerNorm and RMSNorm |
 //! | `pool` | [`mean_pool`] | the mean over the rows of each sequence |
+//! | `l2_normalize` | [`l2_normalize`](l2_normalize()) | rows of unit length |
 //! | `cosine` | [`cosine_similarities`] | cosine similarity of rows and queries |
-//! | `log_sum_exp` | [`log_sum_exp`](log_sum_exp()) | the normaliser of the softmax of each row |
-//! | `activation`, `math` | [`Activation`] | GELU and other activations, `exp`, `tanh` |
+//! | `softmax` | [`softmax`](softmax()), [`log_sum_exp`] | the softmax of each row, and its normaliser |
+//! | `activation`, `math` | [`Activation`], [`activate`] | GELU and other activations, `exp`, `tanh` |
 //! | `parallel` | [`max_threads`] | parallel loops with low start-up latency |
 //! | `isa` | [`Isa`] | detected instruction sets |
 //! | `simd` | | vectors and products of packed lanes, one file per instruction set |
@@ -63,20 +64,21 @@ mod embed;
 mod gemm;
 mod heads;
 mod isa;
-mod log_sum_exp;
+mod l2_normalize;
 mod math;
 mod norm;
 mod parallel;
 mod peak;
 mod pool;
 mod simd;
+mod softmax;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 mod widen;
 
-pub use activation::Activation;
+pub use activation::{Activation, activate};
 pub use attention::{
     Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, StridedMut,
     attention_bf16, attention_f32,
@@ -92,9 +94,10 @@ pub use gemm::{
 };
 pub use heads::{HeadNorms, Rotation, transform_heads_bf16, transform_heads_f32};
 pub use isa::{Isa, IsaError};
-pub use log_sum_exp::log_sum_exp;
+pub use l2_normalize::l2_normalize;
 pub use norm::{RowNorm, add, add_norm, add_norm_residual};
 pub use parallel::{max_threads, serially};
 pub use peak::peak;
 pub use pool::mean_pool;
+pub use softmax::{log_sum_exp, softmax};
 pub use widen::f32_from_f16;

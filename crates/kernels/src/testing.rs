@@ -2,7 +2,7 @@
 
 use crate::{activation::Activation, compute_type::ComputeType, simd::bf16_bits};
 
-pub(crate) const ACTIVATIONS: [Activation; 8] = [
+pub(crate) const ACTIVATIONS: [Activation; 9] = [
     Activation::None,
     Activation::Gelu,
     Activation::GeluTanh,
@@ -11,6 +11,7 @@ pub(crate) const ACTIVATIONS: [Activation; 8] = [
     Activation::Tanh,
     Activation::QuickGelu,
     Activation::Mish,
+    Activation::Sigmoid,
 ];
 
 pub(crate) const COMPUTE_TYPES: [ComputeType; 3] =

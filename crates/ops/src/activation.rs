@@ -1,9 +1,10 @@
-//! Element-wise activations, computed by candle's operations.
+//! Element-wise activations: by a CPU kernel, or by candle's operations.
 
-use candle_core::{Module, Result, Tensor};
+use candle_core::{CpuStorage, CustomOp1, Layout, Module, Result, Shape, Tensor};
+use mha_kernels::Isa;
 use serde::{Deserialize, Serialize};
 
-use crate::widen;
+use crate::{Error, cpu, widen};
 
 /// An element-wise activation. It is serialised as its name in a Hugging Face `config.json`
 /// (`hidden_act`).
@@ -43,10 +44,12 @@ pub enum Activation {
     QuickGelu,
     /// `x·tanh(ln(1 + eˣ))`: `mish`.
     Mish,
+    /// `σ(x) = 1 / (1 + e⁻ˣ)`: `sigmoid`.
+    Sigmoid,
 }
 
 /// The accepted values of `hidden_act`. An activation is serialised as its first name.
-const NAMES: [(&str, Activation); 11] = [
+const NAMES: [(&str, Activation); 12] = [
     ("gelu", Activation::Gelu),
     ("gelu_python", Activation::Gelu),
     ("gelu_new", Activation::GeluTanh),
@@ -58,6 +61,7 @@ const NAMES: [(&str, Activation); 11] = [
     ("tanh", Activation::Tanh),
     ("quick_gelu", Activation::QuickGelu),
     ("mish", Activation::Mish),
+    ("sigmoid", Activation::Sigmoid),
 ];
 
 impl Activation {
@@ -72,6 +76,7 @@ impl Activation {
             Some(Self::Tanh) => mha_kernels::Activation::Tanh,
             Some(Self::QuickGelu) => mha_kernels::Activation::QuickGelu,
             Some(Self::Mish) => mha_kernels::Activation::Mish,
+            Some(Self::Sigmoid) => mha_kernels::Activation::Sigmoid,
         }
     }
 }
@@ -103,6 +108,16 @@ impl Module for Activation {
         if !x.dtype().is_float() {
             candle_core::bail!("activation of {:?}: expected floats", x.dtype());
         }
+        if x.device().is_cpu() {
+            let wide = widen(x)?;
+            if cpu::prefers_kernel(&[&wide]) {
+                let op = CpuActivation {
+                    activation: Self::for_kernel(Some(*self)),
+                    isa: Isa::get().map_err(Error::from)?,
+                };
+                return wide.contiguous()?.apply_op1_no_bwd(&op)?.to_dtype(x.dtype());
+            }
+        }
         match self {
             Self::Gelu => x.gelu_erf(),
             Self::GeluTanh => for_gradients(x)?.gelu()?.to_dtype(x.dtype()),
@@ -115,7 +130,24 @@ impl Module for Activation {
                 (&wide * candle_nn::ops::sigmoid(&(&wide * 1.702)?)?)?.to_dtype(x.dtype())
             }
             Self::Mish => mish(x),
+            Self::Sigmoid => candle_nn::ops::sigmoid(x),
         }
+    }
+}
+
+struct CpuActivation {
+    activation: mha_kernels::Activation,
+    isa: Isa,
+}
+
+impl CustomOp1 for CpuActivation {
+    fn name(&self) -> &'static str {
+        "activation"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let y = mha_kernels::activate(self.isa, cpu::contiguous(x, layout)?, self.activation);
+        Ok((CpuStorage::F32(y), layout.shape().clone()))
     }
 }
 
@@ -149,7 +181,8 @@ mod tests {
                 let x = Var::from_tensor(&Tensor::new(&[-large, large], &Cpu)?.to_dtype(dtype)?)?;
                 let gradients = activation.forward(&x)?.sum_all()?.backward()?;
                 let gradient = gradients.get(&x).expect("a gradient").to_dtype(DType::F32)?;
-                let positive = if activation == Activation::Tanh { 0. } else { 1. };
+                let flat = [Activation::Tanh, Activation::Sigmoid].contains(&activation);
+                let positive = if flat { 0. } else { 1. };
                 assert_eq!(gradient.to_vec1::<f32>()?, [0., positive], "{activation:?} {dtype:?}");
             }
         }

@@ -3,8 +3,8 @@
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
 //! operations. [`attention()`], [`copy_in_place`], [`reorder_in_place`],
 //! [`rotate_in_place`], [`normalise_heads_in_place`] and [`mean_pool`] compute nothing if no kernel
-//! supports the tensors; the caller then uses candle's operations. The kernels compute no gradients, so candle's
-//! operations are used for inputs that autograd tracks.
+//! supports the tensors; the caller then uses candle's operations. The kernels compute no gradients,
+//! so candle's operations are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
@@ -17,10 +17,12 @@
 //! | [`add()`] | `x + y` | f32 | – |
 //! | [`embed()`] | `LayerNorm(Σ table[ids])`, three tables | f32 and f16 tables, at least one in f32 | f32, f16, bf16 |
 //! | [`mean_pool`] | mean over each sequence's tokens | f32 | f32, f16, bf16 |
-//! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | – | f32 |
+//! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | f32, f16, bf16 | f32 |
+//! | [`Activation`] of a tensor | | f32, f16, bf16 | – |
 //! | [`copy_in_place`] | `to ← from` | f32, f16, bf16 | – |
 //! | [`reorder_in_place`] | sequence i becomes sequence `sources[i]` | f32, f16, bf16 | – |
-//! | [`log_sum_exp`](log_sum_exp()) | `ln Σⱼ exp(xᵢⱼ)` | f32 slices | – |
+//! | [`softmax`](softmax()) | `exp(xᵢⱼ) / Σₗ exp(xᵢₗ)` | f32 slices | – |
+//! | [`log_sum_exp`] | `ln Σⱼ exp(xᵢⱼ)` | f32 slices | – |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
 //! | [`MaxSim`] | `Σᵢ maxⱼ qᵢ·dⱼ` | f32 and f16 slices | – |
 //!
@@ -45,11 +47,11 @@ mod error;
 mod heads;
 mod layer_norm;
 mod linear;
-mod log_sum_exp;
 mod max_sim;
 mod pool;
 mod rms_norm;
 mod row_norm;
+mod softmax;
 mod weights;
 mod widen;
 
@@ -65,12 +67,12 @@ pub use error::{Error, NotLoaded, Result};
 pub use heads::{HeadNorms, normalise_heads_in_place, rotate_in_place, table_fits};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
-pub use log_sum_exp::log_sum_exp;
 pub use max_sim::{MaxSim, VectorSlice};
 pub use mha_kernels::{
     ComputeType, Isa, RowPooling, SharedBytes, max_threads, release_freed_memory, zeros,
 };
 pub use pool::{l2_normalize, mean_pool};
 pub use rms_norm::RmsNorm;
+pub use softmax::{log_sum_exp, softmax};
 pub use weights::{Loaded, PackedArray, ReadTensor, SharedTensor, WeightSource, Weights, loaded};
 pub use widen::{f32_from_bf16, f32_from_f16, widen};

@@ -84,6 +84,10 @@ pub fn l2_normalize(x: &Tensor) -> Result<Tensor> {
         return Err(candle_core::Error::Msg(message).into());
     }
     let x = widen(x)?;
+    if cpu::prefers_kernel(&[&x]) && x.elem_count() > 0 {
+        let op = L2Normalize { isa: Isa::get()? };
+        return Ok(x.contiguous()?.apply_op1_no_bwd(&op)?.to_dtype(dtype)?);
+    }
     // 1e-24 is the square of 1e-12. The maximum is taken before the root, because the gradient of
     // sqrt(0) is infinite.
     let length = x.sqr()?.sum_keepdim(1)?.maximum(1e-24)?.sqrt()?;
@@ -105,6 +109,22 @@ impl CustomOp1 for MeanPool {
         let x = cpu::contiguous(x, layout)?;
         let pooled = mha_kernels::mean_pool(self.isa, x, e, &self.offsets);
         Ok((CpuStorage::F32(pooled), (self.offsets.len() - 1, e).into()))
+    }
+}
+
+struct L2Normalize {
+    isa: Isa,
+}
+
+impl CustomOp1 for L2Normalize {
+    fn name(&self) -> &'static str {
+        "l2 normalize"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (_b, e) = layout.shape().dims2()?;
+        let rows = mha_kernels::l2_normalize(self.isa, cpu::contiguous(x, layout)?, e);
+        Ok((CpuStorage::F32(rows), layout.shape().clone()))
     }
 }
 

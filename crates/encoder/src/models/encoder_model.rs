@@ -7,8 +7,9 @@ use mha::{AttentionMask, HeadWeights};
 use ops::{CudaGraphCache, Linear, Loaded, Table, Weights};
 
 use crate::{
-    DecoderAttentions, DecoderCache, DecoderMemory, Encoder, EncoderConfig, InputEmbeddings,
-    InputError, LoadOptions, LoadReport, ModelFiles, RaggedBatch, Result, SequencePooling,
+    Activation, DecoderAttentions, DecoderCache, DecoderMemory, Encoder, EncoderConfig,
+    InputEmbeddings, InputError, LoadOptions, LoadReport, ModelFiles, RaggedBatch, Result,
+    SequencePooling,
     block::{Prefix, ReadTokens},
     load::ModelFolder,
     models::load_encoder::load_encoder,
@@ -663,7 +664,10 @@ impl EncoderModel {
 
     fn output(&self, last_hidden_state: Tensor, input: &Padded) -> Result<EncoderOutput> {
         let pooler_output = match &self.pooler {
-            Some(pooler) => Some(pooler.forward(&input.first_tokens(&last_hidden_state)?)?.tanh()?),
+            Some(pooler) => {
+                let first = input.first_tokens(&last_hidden_state)?;
+                Some(pooler.forward_activated(&first, Some(Activation::Tanh))?)
+            }
             None => None,
         };
         Ok(EncoderOutput { last_hidden_state, pooler_output })

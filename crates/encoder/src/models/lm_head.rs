@@ -123,7 +123,7 @@ impl LmHead {
     fn bounded(&self, logits: Tensor) -> candle_core::Result<Tensor> {
         match self.softcap {
             None => Ok(logits),
-            Some(bound) => (logits / bound)?.tanh()? * bound,
+            Some(bound) => Activation::Tanh.forward(&(logits / bound)?)? * bound,
         }
     }
 

@@ -14,9 +14,9 @@ use super::{
     with_tokenizer::with_tokenizer,
 };
 use crate::{
-    ConfigError, EncoderForLogitScore, EncoderForSequenceClassification, EncoderModel, Error,
-    InputError, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles, Prompt, RaggedBatch,
-    Result, TextTokenizer, Tokens, TruncationSide,
+    Activation, ConfigError, EncoderForLogitScore, EncoderForSequenceClassification, EncoderModel,
+    Error, InputError, Labels, LoadOptions, LoadReport, ModelConfig, ModelFiles, Prompt,
+    RaggedBatch, Result, TextTokenizer, Tokens, TruncationSide,
     error::beginning,
     load::ModelFolder,
     text::chat_template::ChatTemplate,
@@ -423,7 +423,7 @@ impl TextClassifier {
             return Ok(logits);
         }
         let default = match self.labels().names().len() {
-            1 => TorchActivation::Sigmoid,
+            1 => TorchActivation::Other(Activation::Sigmoid),
             _ => TorchActivation::Identity,
         };
         let scores = self

@@ -2,7 +2,6 @@
 //! applied to pooled vectors.
 
 use candle_core::{Device, Module, Tensor};
-use candle_nn::ops::sigmoid;
 use ops::{ComputeType, Linear, Weights};
 use serde::Deserialize;
 
@@ -27,7 +26,6 @@ pub(crate) struct Dense {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TorchActivation {
     Identity,
-    Sigmoid,
     Other(Activation),
 }
 
@@ -53,7 +51,6 @@ impl TorchActivation {
     pub(crate) fn forward(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Identity => Ok(x.clone()),
-            Self::Sigmoid => Ok(sigmoid(x)?),
             Self::Other(activation) => Ok(activation.forward(x)?),
         }
     }
@@ -70,7 +67,7 @@ enum Residual {
 /// The last part of a PyTorch class name, and its activation.
 const ACTIVATIONS: [(&str, TorchActivation); 7] = [
     ("Identity", TorchActivation::Identity),
-    ("Sigmoid", TorchActivation::Sigmoid),
+    ("Sigmoid", TorchActivation::Other(Activation::Sigmoid)),
     ("Tanh", TorchActivation::Other(Activation::Tanh)),
     ("ReLU", TorchActivation::Other(Activation::Relu)),
     ("GELU", TorchActivation::Other(Activation::Gelu)),

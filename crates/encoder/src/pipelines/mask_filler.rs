@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use candle_core::{D, DType, IndexOp, Tensor};
-use candle_nn::ops::softmax;
+use candle_core::{DType, IndexOp, Tensor};
 use serde::Serialize;
 
 use super::{
@@ -115,7 +114,8 @@ impl MaskFiller {
 
     /// The `top` most likely tokens by their logits `(vocab_size,)`.
     fn most_likely(&self, logits: &Tensor, top: usize) -> Result<Vec<Candidate>> {
-        let scores = softmax(&logits.to_dtype(DType::F32)?, D::Minus1)?.to_vec1::<f32>()?;
+        let mut scores = logits.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+        ops::softmax(&mut scores, logits.dim(0)?)?;
         if scores.iter().any(|score| !score.is_finite()) {
             return Err(Error::NonFiniteOutput);
         }

@@ -5,13 +5,13 @@ use std::{
     path::{Component, Path},
 };
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Module as _, Tensor};
 use ops::l2_normalize;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    Error, Pooling, Result, TextTokenizer,
+    Activation, Error, Pooling, Result, TextTokenizer,
     load::{ModelFolder, Read},
     pipelines::{bge_m3, dense::Dense, splade::SpladePooling, static_embedding::Model2VecConfig},
     text::tokenizer::StaticRules,
@@ -42,7 +42,7 @@ impl Module {
         match self {
             Self::Dense(dense) => dense.forward(x),
             Self::Normalize => Ok(l2_normalize(x)?),
-            Self::FlexibleQuantizer => Ok((x.tanh()? * 127.0)?.round()?),
+            Self::FlexibleQuantizer => Ok((Activation::Tanh.forward(x)? * 127.0)?.round()?),
         }
     }
 }

@@ -3,8 +3,7 @@
 
 use std::{ops::Range, path::Path};
 
-use candle_core::{D, DType};
-use candle_nn::ops::softmax;
+use candle_core::DType;
 use serde::Serialize;
 
 use super::{
@@ -210,7 +209,8 @@ impl Pipeline for TokenClassifier {
         }
         let logits = self.model.forward_ragged(&batch)?.to_dtype(DType::F32)?; // (N, labels)
         let labels = logits.dim(1)?;
-        let all = softmax(&logits, D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
+        let mut all = logits.flatten_all()?.to_vec1::<f32>()?;
+        ops::softmax(&mut all, labels)?;
         let of = |at: &[usize]| all[at[0] * labels..at[1] * labels].to_vec();
         Ok(batch.offsets().windows(2).map(of).collect())
     }

@@ -5,11 +5,6 @@ use crate::{
     *,
 };
 
-/// Applies an activation to each value, through a 1 × 1 identity weight.
-fn activate(isa: Isa, activation: Activation, x: &[f32]) -> Vec<f32> {
-    linear(isa, x, &[&PackedLinear::pack(isa, ComputeType::F32, &[1.0], 1, 1, None)], activation)
-}
-
 fn gelu(x: f64) -> f64 {
     0.5 * x * libm::erfc(-x / std::f64::consts::SQRT_2)
 }
@@ -27,7 +22,7 @@ fn activations_match_f64() {
     };
     let mish = |x: f64| x * x.exp().ln_1p().tanh();
     type Definition<'a> = (Activation, &'a dyn Fn(f64) -> f64, f64); // with the tolerance
-    let definitions: [Definition; 7] = [
+    let definitions: [Definition; 8] = [
         (Activation::Gelu, &gelu, 1.5e-7),
         (Activation::GeluTanh, &gelu_tanh, 5e-7), // the argument of tanh is itself rounded
         (Activation::Relu, &|x| x.max(0.0), 0.0),
@@ -35,10 +30,11 @@ fn activations_match_f64() {
         (Activation::Tanh, &f64::tanh, 2.5e-7),
         (Activation::QuickGelu, &|x| x * sigmoid(1.702 * x), 5e-7),
         (Activation::Mish, &|x| if x > 100.0 { x } else { mish(x) }, 3.5e-7),
+        (Activation::Sigmoid, &sigmoid, 1.5e-7),
     ];
     for (activation, definition, tolerance) in definitions {
         for isa in Isa::available() {
-            let got = activate(isa, activation, &x);
+            let got = activate(isa, &x, activation);
             let mut worst = (0.0, 0.0);
             for (&x, &got) in x.iter().zip(&got) {
                 let expected = definition(f64::from(x));
@@ -61,7 +57,7 @@ fn gelu_keeps_relative_precision_for_negative_x() {
     let x: Vec<f32> = (1..=98_304).map(|i| i as f32 / -8192.0).collect();
     for isa in Isa::available() {
         let mut worst = [0.0f64; 2];
-        for (&x, got) in x.iter().zip(activate(isa, Activation::Gelu, &x)) {
+        for (&x, got) in x.iter().zip(activate(isa, &x, Activation::Gelu)) {
             let expected = gelu(f64::from(x));
             let error = (f64::from(got) - expected).abs();
             assert!(!error.is_nan(), "GELU({x}) on {} is NaN", isa.name()); // `max` discards NaN
@@ -109,7 +105,7 @@ fn approximate_gelu_matches_f64_within_tolerance() {
 fn activations_propagate_nan() {
     for isa in Isa::available() {
         for activation in ACTIVATIONS {
-            let got = activate(isa, activation, &[1.0, f32::NAN]);
+            let got = activate(isa, &[1.0, f32::NAN], activation);
             assert!(got[0] > 0.0 && got[1].is_nan(), "{activation:?} on {}: {got:?}", isa.name());
         }
         for compute_type in COMPUTE_TYPES {

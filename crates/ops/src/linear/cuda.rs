@@ -117,6 +117,7 @@ impl Epilogue {
             Activation::Tanh => 5,
             Activation::QuickGelu => 6,
             Activation::Mish => 7,
+            Activation::Sigmoid => 8,
         }
     }
 }
