@@ -45,150 +45,68 @@ impl InstructionSet for Neon {
     }
 }
 
-/// [`Neon`] plus dot products of 8-bit integers of one sign (`sdot`).
-pub(super) struct NeonDotprod;
+/// Defines an instruction set that computes the products of one compute type by `$D`, which needs
+/// `$feature`, and those of the compute types `$A` and `$B`, and all else, as `$Base`.
+macro_rules! extend {
+    (
+        $(#[$doc:meta])* $Set:ident, $name:literal: $Base:ident with $feature:tt
+        for $Type:ident by $D:ident, $A:ident $B:ident $(, without tiles $Smaller:ident)?
+    ) => {
+        $(#[$doc])*
+        pub(super) struct $Set;
 
-impl InstructionSet for NeonDotprod {
-    const NAME: &'static str = "neon-dotprod";
-    type Vector = NeonVector;
-    type F32 = F32ByLane;
-    type Bf16 = Bf16;
-    type Int8 = SignedDot;
+        impl InstructionSet for $Set {
+            const NAME: &'static str = $name;
+            $(const WITHOUT_TILES: &'static str = $Smaller::NAME;)?
+            type Vector = NeonVector;
+            type $Type = $D;
+            type $A = <$Base as InstructionSet>::$A;
+            type $B = <$Base as InstructionSet>::$B;
 
-    fn is_supported() -> bool {
-        Neon::is_supported() && is_aarch64_feature_detected!("dotprod")
-    }
-
-    unsafe fn run(kernel: impl SimdKernel) {
-        // SAFETY: upheld by the caller.
-        unsafe { Neon::run(kernel) }
-    }
-
-    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
-        #[target_feature(enable = "dotprod")]
-        unsafe fn int8(kernel: impl ProductKernel) {
-            // SAFETY: upheld by the caller.
-            unsafe { kernel.run::<NeonVector, SignedDot>() }
-        }
-        // SAFETY: upheld by the caller.
-        unsafe {
-            match compute_type {
-                ComputeType::Int8 => int8(kernel),
-                ComputeType::F32 | ComputeType::Bf16 => Neon::run_products(compute_type, kernel),
+            fn is_supported() -> bool {
+                $Base::is_supported() && is_aarch64_feature_detected!($feature)
             }
-        }
-    }
-}
 
-/// [`NeonDotprod`] plus matrix products of unsigned and signed 8-bit integers (`usmmla`).
-pub(super) struct NeonI8mm;
-
-impl InstructionSet for NeonI8mm {
-    const NAME: &'static str = "neon-i8mm";
-    type Vector = NeonVector;
-    type F32 = F32ByLane;
-    type Bf16 = Bf16;
-    type Int8 = MatrixProduct;
-
-    fn is_supported() -> bool {
-        NeonDotprod::is_supported() && is_aarch64_feature_detected!("i8mm")
-    }
-
-    unsafe fn run(kernel: impl SimdKernel) {
-        // SAFETY: upheld by the caller.
-        unsafe { Neon::run(kernel) }
-    }
-
-    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
-        #[target_feature(enable = "i8mm")]
-        unsafe fn int8(kernel: impl ProductKernel) {
-            // SAFETY: upheld by the caller.
-            unsafe { kernel.run::<NeonVector, MatrixProduct>() }
-        }
-        // SAFETY: upheld by the caller.
-        unsafe {
-            match compute_type {
-                ComputeType::Int8 => int8(kernel),
-                ComputeType::F32 | ComputeType::Bf16 => Neon::run_products(compute_type, kernel),
+            unsafe fn run(kernel: impl SimdKernel) {
+                // SAFETY: upheld by the caller.
+                unsafe { $Base::run(kernel) }
             }
-        }
-    }
-}
 
-/// [`NeonI8mm`] plus dot products of bf16 (`bfdot`).
-pub(super) struct NeonBfdot;
-
-impl InstructionSet for NeonBfdot {
-    const NAME: &'static str = "neon-bfdot";
-    type Vector = NeonVector;
-    type F32 = F32ByLane;
-    type Bf16 = Bf16Dot;
-    type Int8 = MatrixProduct;
-
-    fn is_supported() -> bool {
-        NeonI8mm::is_supported() && is_aarch64_feature_detected!("bf16")
-    }
-
-    unsafe fn run(kernel: impl SimdKernel) {
-        // SAFETY: upheld by the caller.
-        unsafe { Neon::run(kernel) }
-    }
-
-    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
-        #[target_feature(enable = "bf16")]
-        unsafe fn bf16(kernel: impl ProductKernel) {
-            // SAFETY: upheld by the caller.
-            unsafe { kernel.run::<NeonVector, Bf16Dot>() }
-        }
-        // SAFETY: upheld by the caller.
-        unsafe {
-            match compute_type {
-                ComputeType::Bf16 => bf16(kernel),
-                ComputeType::F32 | ComputeType::Int8 => {
-                    NeonI8mm::run_products(compute_type, kernel)
+            unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
+                #[target_feature(enable = $feature)]
+                unsafe fn multiply(kernel: impl ProductKernel) {
+                    // SAFETY: upheld by the caller.
+                    unsafe { kernel.run::<NeonVector, $D>() }
+                }
+                // SAFETY: upheld by the caller.
+                unsafe {
+                    match compute_type {
+                        ComputeType::$Type => multiply(kernel),
+                        _ => $Base::run_products(compute_type, kernel),
+                    }
                 }
             }
         }
-    }
+    };
 }
 
-/// [`NeonBfdot`] plus matrix products of bf16 (`bfmmla`), which the same CPUs have.
-pub(super) struct NeonBf16;
-
-impl InstructionSet for NeonBf16 {
-    const NAME: &'static str = "neon-bf16";
-    const WITHOUT_TILES: &'static str = NeonBfdot::NAME;
-    type Vector = NeonVector;
-    type F32 = F32ByLane;
-    type Bf16 = Bf16MatrixProduct;
-    type Int8 = MatrixProduct;
-
-    fn is_supported() -> bool {
-        NeonBfdot::is_supported()
-    }
-
-    unsafe fn run(kernel: impl SimdKernel) {
-        // SAFETY: upheld by the caller.
-        unsafe { Neon::run(kernel) }
-    }
-
-    unsafe fn run_products(compute_type: ComputeType, kernel: impl ProductKernel) {
-        #[target_feature(enable = "bf16")]
-        unsafe fn bf16(kernel: impl ProductKernel) {
-            // SAFETY: upheld by the caller.
-            unsafe { kernel.run::<NeonVector, Bf16MatrixProduct>() }
-        }
-        // SAFETY: upheld by the caller.
-        unsafe {
-            match compute_type {
-                ComputeType::Bf16 => bf16(kernel),
-                ComputeType::F32 | ComputeType::Int8 => {
-                    NeonI8mm::run_products(compute_type, kernel)
-                }
-            }
-        }
-    }
-}
+extend!(
+    /// [`Neon`] plus dot products of 8-bit integers of one sign (`sdot`).
+    NeonDotprod, "neon-dotprod": Neon with "dotprod" for Int8 by SignedDot, F32 Bf16
+);
+extend!(
+    /// [`NeonDotprod`] plus matrix products of unsigned and signed 8-bit integers (`usmmla`).
+    NeonI8mm, "neon-i8mm": NeonDotprod with "i8mm" for Int8 by MatrixProduct, F32 Bf16
+);
+extend!(
+    /// [`NeonI8mm`] plus dot products of bf16 (`bfdot`).
+    NeonBfdot, "neon-bfdot": NeonI8mm with "bf16" for Bf16 by Bf16Dot, F32 Int8
+);
+extend!(
+    /// [`NeonBfdot`] plus matrix products of bf16 (`bfmmla`), which the same CPUs have.
+    NeonBf16, "neon-bf16": NeonBfdot with "bf16" for Bf16 by Bf16MatrixProduct, F32 Int8,
+    without tiles NeonBfdot
+);
 
 /// [`multiply_for_mr!`] for NEON: 24 of 32 registers hold accumulators if mr is 6.
 macro_rules! multiply_neon {
