@@ -35,6 +35,7 @@
 //! | `peak` | [`peak`](peak()) | the peak arithmetic rate, for benchmarks |
 //! | `heads` | [`transform_heads_f32`], [`transform_heads_bf16`] | RMSNorm of each head and rotary position embedding, in place |
 //! | `attention` | [`attention_f32`], [`attention_bf16`] | `softmax(q·kᵀ · scale + bias) · v`, block by block |
+//! | `attention` | [`attention_weights_f32`] | `softmax(q·kᵀ · scale + bias)` |
 //! | `gemm` | [`PackedLinear`], [`linear`](linear()), [`chain_f32`], [`chain_bf16`] | `activation(x·Wᵀ + b)`, one or several in sequence |
 //! | `gemm` | [`pooled_linear`] | `pool(x·Wᵀ + b)` over the rows of each sequence |
 //! | `embed` | [`embed_layer_norm`] | three table lookups, their sum, layer normalisation |
@@ -81,7 +82,7 @@ mod widen;
 pub use activation::{Activation, activate};
 pub use attention::{
     Attention, Broadcast, DistanceBias, RelativePositions, Sequence, Strided, StridedMut,
-    attention_bf16, attention_f32,
+    attention_bf16, attention_f32, attention_weights_f32,
 };
 pub use buffer::{SharedBytes, release_freed_memory, zeros};
 pub use compute_type::ComputeType;

@@ -459,7 +459,8 @@ impl MultiHeadAttention {
         let Memory { k, v } = memory;
         mask.check(check_qkv(q, k, v)?)?;
         let scoring = self.scoring(q, mask, disentangled)?;
-        let (context, weights) = sdpa::attend(q, k, v, mask.tensors()?, scoring, None)?;
+        let compute_type = self.config.compute_type;
+        let (context, weights) = sdpa::attend_with_weights(q, k, v, mask, scoring, compute_type)?;
         let output = self.merge(&context)?;
         let weights = weights.to_dtype(output.dtype())?;
         Ok((output, weights))

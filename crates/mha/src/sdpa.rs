@@ -120,10 +120,7 @@ pub fn scaled_dot_product_attention(
     scale: Option<f64>,
 ) -> Result<Tensor> {
     let mask = mask.lower(check_qkv(q, k, v)?, q.dtype(), q.device())?;
-    let compute_type = match q.dtype() {
-        DType::BF16 => ComputeType::Bf16,
-        _ => ComputeType::F32,
-    };
+    let compute_type = compute_type_of(q);
     attend_with_compute_type(q, k, v, &mask, Scoring::scaled(q, scale)?, compute_type, None)
 }
 
@@ -179,8 +176,38 @@ pub fn scaled_dot_product_attention_with_weights(
     scale: Option<f64>,
 ) -> Result<(Tensor, Tensor)> {
     let mask = mask.lower(check_qkv(q, k, v)?, q.dtype(), q.device())?;
-    let (context, weights) = attend(q, k, v, mask.tensors()?, Scoring::scaled(q, scale)?, None)?;
+    let compute_type = compute_type_of(q);
+    attend_with_weights(q, k, v, &mask, Scoring::scaled(q, scale)?, compute_type)
+}
+
+/// [`attend_with_compute_type`], and the attention weights in the dtype of `q`.
+pub(crate) fn attend_with_weights(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &LoweredMask,
+    scoring: Scoring,
+    compute_type: ComputeType,
+) -> Result<(Tensor, Tensor)> {
+    let dims = check_qkv(q, k, v)?;
+    mask.check(dims)?;
+    let heads: Vec<usize> = (0..dims[1]).collect();
+    let (context, weights) =
+        match ops::attention_weights(q, k, mask.kernel(), scoring.kernel(), &heads)? {
+            Some(weights) => {
+                (attend_with_compute_type(q, k, v, mask, scoring, compute_type, None)?, weights)
+            }
+            None => attend(q, k, v, mask.tensors()?, scoring, None)?,
+        };
     Ok((context, weights.to_dtype(q.dtype())?))
+}
+
+/// The compute type of attention whose tensors have the dtype of `q`.
+fn compute_type_of(q: &Tensor) -> ComputeType {
+    match q.dtype() {
+        DType::BF16 => ComputeType::Bf16,
+        _ => ComputeType::F32,
+    }
 }
 
 /// Computes attention by candle's operations. The returned weights are those before dropout, in
@@ -229,12 +256,15 @@ fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scoring: Scoring) -> Resu
 pub(crate) fn weights_of_head(
     q: &Tensor,
     k: &Tensor,
-    mask: &MaskTensors,
+    mask: &LoweredMask,
     scoring: Scoring,
     h: usize,
 ) -> Result<Tensor> {
+    if let Some(weights) = ops::attention_weights(q, k, mask.kernel(), scoring.kernel(), &[h])? {
+        return Ok(weights);
+    }
     let group = q.dim(1)? / k.dim(1)?;
-    let (head_k, mask) = (k.narrow(1, h / group, 1)?, mask.head(h)?);
+    let (head_k, mask) = (k.narrow(1, h / group, 1)?, mask.tensors()?.head(h)?);
     let positions = scoring.positions.map(|positions| positions.head(h)).transpose()?;
     let scoring = Scoring { positions: positions.as_ref(), ..scoring };
     mask.scale_heads(weights(&q.narrow(1, h, 1)?, &head_k, &mask, scoring)?)

@@ -64,7 +64,6 @@ impl HeadWeights {
         let dims = check_qkv(q, k, v)?;
         let [b, h, t, s] = dims;
         mask.check(dims)?;
-        let mask = mask.tensors()?;
         let heads = match self {
             Self::None => vec![],
             Self::All | Self::Mean => (0..h).collect(),

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::{ops::Deref, sync::Arc};
 
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor};
 use mha_kernels::{Attention, DistanceBias, Isa, RelativePositions, Strided};
 #[cfg(feature = "cuda")]
 use mha_kernels_cuda as cuda_kernels;
@@ -108,6 +108,47 @@ pub fn attention(
     context.map(|context| mask.parts().scale_heads(&context)).transpose()
 }
 
+/// The softmax weights of `heads` in f32, by which the CPU kernel of [`attention`] multiplies values.
+/// f16 and bf16 inputs are converted to f32. Returns `None` if the kernel does not support these
+/// tensors; the caller then uses candle's operations.
+///
+/// # Shapes
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`, where G divides H; `mask`: for these dims; returns
+/// `(B, heads, T, S)`
+/// # Errors
+/// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+/// # Panics
+/// If a head is not below H.
+pub fn attention_weights(
+    q: &Tensor,
+    k: &Tensor,
+    mask: &KernelMask,
+    scoring: Scoring,
+    heads: &[usize],
+) -> Result<Option<Tensor>> {
+    let (q, k) = (&widen(q)?, &widen(k)?);
+    if is_tracked(mask, scoring) || !cpu::prefers_kernel(&[q, k]) {
+        return Ok(None);
+    }
+    let (q, k) = (with_dense_rows(q)?, with_dense_rows(k)?);
+    let attention = CpuAttention::new(mask, scoring, DType::F32)?;
+    let weights = q.apply_op2_no_bwd(&k, &CpuWeights { attention, heads })?;
+    Ok(Some(mask.parts().scale_chosen_heads(&weights, heads)?))
+}
+
+/// Whether autograd tracks a part of the mask or a relative position.
+fn is_tracked(mask: &KernelMask, scoring: Scoring) -> bool {
+    mask.parts().is_tracked() || scoring.relative.is_some_and(|r| r.is_tracked())
+}
+
+/// The tensor with a stride of 1 along its last dimension.
+fn with_dense_rows(x: &Tensor) -> candle_core::Result<Tensor> {
+    match x.stride()[3] {
+        1 => Ok(x.clone()),
+        _ => x.force_contiguous(), // `contiguous` ignores the strides of dimensions of size 1
+    }
+}
+
 /// Attention by the CPU kernel, without the head mask. f16 and bf16 inputs are converted to f32 and
 /// the output is rounded, unless all inputs are bf16 and `compute_type` is bf16 for this CPU.
 fn on_cpu(
@@ -118,8 +159,7 @@ fn on_cpu(
 ) -> Result<Option<Tensor>> {
     let is_bf16 = attention_dtype(compute_type)? == DType::BF16
         && qkv.iter().all(|x| cpu::is_untracked(DType::BF16, x));
-    let is_tracked = mask.parts().is_tracked() || scoring.relative.is_some_and(|r| r.is_tracked());
-    if is_tracked || !qkv.iter().all(|x| cpu::is_untracked(x.dtype(), x)) {
+    if is_tracked(mask, scoring) || !qkv.iter().all(|x| cpu::is_untracked(x.dtype(), x)) {
         return Ok(None);
     }
     if !is_bf16 && !cpu::prefers_kernel(&qkv) {
@@ -131,28 +171,15 @@ fn on_cpu(
         let context = on_cpu(widened, mask, scoring, ComputeType::F32)?;
         return Ok(context.map(|context| context.to_dtype(qkv[0].dtype())).transpose()?);
     }
-    let with_dense_rows = |x: &Tensor| match x.stride()[3] {
-        1 => Ok(x.clone()),
-        _ => x.force_contiguous(), // `contiguous` ignores the strides of dimensions of size 1
-    };
     let [q, k, v] = qkv.map(with_dense_rows);
     let (q, k, v) = (q?, k?, v?);
     // If a key is visible to some queries only, the kernel multiplies its value by a weight of 0
     // for the other queries, which gives NaN if the value is not finite.
-    let cpu_mask = mask.cpu()?;
-    if !cpu_mask.hides_same_keys && !all_finite(&v)? {
+    if !mask.cpu()?.hides_same_keys && !all_finite(&v)? {
         return Ok(None);
     }
-    let relative = scoring.relative.map(|r| RelativeTensors::new(r, q.dtype()));
-    let op = CpuAttention {
-        mask: cpu_mask,
-        causal: mask.parts().causal,
-        window: mask.parts().window,
-        relative: relative.transpose()?,
-        scale: scoring.scale as f32,
-        isa: Isa::get()?,
-    };
-    let context = q.apply_op3_no_bwd(&k, &v, &op)?; // (B, T, H, V)
+    let attention = CpuAttention::new(mask, scoring, q.dtype())?;
+    let context = q.apply_op3_no_bwd(&k, &v, &attention)?; // (B, T, H, V)
     Ok(Some(context.transpose(1, 2)?))
 }
 
@@ -277,16 +304,27 @@ impl RelativeTensors {
     }
 }
 
-impl CpuAttention<'_> {
-    /// Returns `(B, T, H, V)`.
-    fn run<T: Element>(
+impl<'a> CpuAttention<'a> {
+    /// Attention of inputs of this dtype.
+    fn new(mask: &'a KernelMask, scoring: Scoring, dtype: DType) -> Result<Self> {
+        let relative = scoring.relative.map(|r| RelativeTensors::new(r, dtype));
+        Ok(Self {
+            mask: mask.cpu()?,
+            causal: mask.parts().causal,
+            window: mask.parts().window,
+            relative: relative.transpose()?,
+            scale: scoring.scale as f32,
+            isa: Isa::get()?,
+        })
+    }
+
+    /// Calls `kernel` with the arguments of the attention.
+    fn run<T: Element, R>(
         &self,
-        qkv: [(&CpuStorage, &Layout); 3],
-        kernel: fn(Isa, Attention<T>) -> Vec<T>,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let [q, k, v] = qkv.map(|(storage, layout)| strided(T::elements(storage)?, layout));
-        let (q, k, v) = (q?, k?, v?);
-        let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
+        [q, k, v]: [Strided<T>; 3],
+        kernel: impl FnOnce(Isa, Attention<T>) -> R,
+    ) -> candle_core::Result<R> {
+        let h = q.dims[1];
         let CpuMask { sequences, visible, keep, bias, distance_bias, .. } = self.mask;
         let args = Attention {
             q,
@@ -304,12 +342,24 @@ impl CpuAttention<'_> {
             window: self.window,
             scale: self.scale,
         };
-        let out = match &self.relative {
-            None => kernel(self.isa, args),
+        match &self.relative {
+            None => Ok(kernel(self.isa, args)),
             Some(relative) => relative.with_views(|relative| {
                 kernel(self.isa, Attention { relative: Some(relative), ..args })
-            })?,
-        };
+            }),
+        }
+    }
+
+    /// The output of `kernel`, `(B, T, H, V)`.
+    fn context<T: Element>(
+        &self,
+        qkv: [(&CpuStorage, &Layout); 3],
+        kernel: fn(Isa, Attention<T>) -> Vec<T>,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let [q, k, v] = qkv.map(|(storage, layout)| strided(T::elements(storage)?, layout));
+        let (q, k, v) = (q?, k?, v?);
+        let ([b, h, t, _], value_d) = (q.dims, v.dims[3]);
+        let out = self.run([q, k, v], kernel)?;
         Ok((T::into_storage(out), (b, t, h, value_d).into()))
     }
 }
@@ -330,8 +380,37 @@ impl CustomOp3 for CpuAttention<'_> {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let all = [(q, q_layout), (k, k_layout), (v, v_layout)];
         match q {
-            CpuStorage::BF16(_) => self.run(all, mha_kernels::attention_bf16),
-            _ => self.run(all, mha_kernels::attention_f32),
+            CpuStorage::BF16(_) => self.context(all, mha_kernels::attention_bf16),
+            _ => self.context(all, mha_kernels::attention_f32),
         }
+    }
+}
+
+/// The weights of some heads.
+struct CpuWeights<'a> {
+    attention: CpuAttention<'a>,
+    heads: &'a [usize],
+}
+
+impl CustomOp2 for CpuWeights<'_> {
+    fn name(&self) -> &'static str {
+        "attention weights"
+    }
+
+    /// Returns `(B, heads, T, S)`.
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (q, k) = (strided(f32::elements(q)?, q_layout)?, strided(f32::elements(k)?, k_layout)?);
+        let ([b, _, t, _], [_, g, s, _]) = (q.dims, k.dims);
+        let no_values = Strided { data: &[], strides: [0; 3], dims: [b, g, s, 0] };
+        let weights = self.attention.run([q, k, no_values], |isa, args| {
+            mha_kernels::attention_weights_f32(isa, args, self.heads)
+        })?;
+        Ok((CpuStorage::F32(weights), (b, self.heads.len(), t, s).into()))
     }
 }

@@ -189,6 +189,17 @@ impl MaskParts {
         Ok(wide.broadcast_mul(&head_mask.to_dtype(wide.dtype())?)?.to_dtype(x.dtype())?)
     }
 
+    /// Multiplies `x` `(B, heads, T, ..)` in f32 by the factors of these heads.
+    ///
+    /// # Errors
+    /// [`crate::Error::Candle`] if a tensor operation fails.
+    pub(super) fn scale_chosen_heads(&self, x: &Tensor, heads: &[usize]) -> Result<Tensor> {
+        let Some(head_mask) = &self.head_mask else { return Ok(x.clone()) };
+        let heads: Vec<u32> = heads.iter().map(|&head| head as u32).collect();
+        let factors = head_mask.index_select(&Tensor::new(heads, x.device())?, 1)?;
+        Ok(x.broadcast_mul(&factors.to_dtype(x.dtype())?)?)
+    }
+
     /// Whether autograd tracks a part.
     pub(super) fn is_tracked(&self) -> bool {
         let parts = [&self.bias, &self.distance_bias, &self.head_mask];

@@ -1,7 +1,7 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. [`attention()`], [`copy_in_place`], [`reorder_in_place`],
+//! operations. [`attention()`], [`attention_weights`], [`copy_in_place`], [`reorder_in_place`],
 //! [`rotate_in_place`], [`normalise_heads_in_place`] and [`mean_pool`] compute nothing if no kernel
 //! supports the tensors; the caller then uses candle's operations. The kernels compute no gradients,
 //! so candle's operations are used for inputs that autograd tracks.
@@ -10,6 +10,7 @@
 //! |---|---|---|---|
 //! | [`Linear`] | `activation(x·Wᵀ + b)` | f32 inputs; bf16 inputs with bf16 or int8 weights | f32, f16, bf16 |
 //! | [`attention()`] | `softmax(q·kᵀ·scale + bias)·v` | f32, f16, bf16; all masks | f32, f16, bf16; V = D, a multiple of 8 up to 128; ragged sequences, causal, window, bias by distance, relative positions |
+//! | [`attention_weights`] | `softmax(q·kᵀ·scale + bias)` | f32, f16, bf16; all masks | – |
 //! | [`rotate_in_place`] | rotary position embedding, with or without [`RmsNorm`] of each head before it | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`normalise_heads_in_place`] | [`RmsNorm`] of each head | f32, bf16 | f32, f16, bf16; B = 1 |
 //! | [`LayerNorm`] | `(x − mean)/√(var + ε)·weight + bias`, for x or x + y | f32 | f32, f16, bf16 |
@@ -57,7 +58,7 @@ mod widen;
 
 pub use activation::Activation;
 pub use add::add;
-pub use attention::{RelativeRows, RelativeTerms, Scoring, attention};
+pub use attention::{RelativeRows, RelativeTerms, Scoring, attention, attention_weights};
 pub use attention_mask::{KernelMask, MaskParts, QueryRange, Sequences};
 pub use copy::{copy_in_place, reorder_in_place};
 pub use cosine::CosineKernel;

@@ -27,6 +27,9 @@ pub(super) fn bf16_row_stride(d: usize) -> usize {
 pub(super) struct HeadTask<'a> {
     pub(super) sequence: &'a Sequence,
     pub(super) head: usize,
+    /// The index of the weights `(T, S)` of this head among those of all sequences and heads that are
+    /// computed.
+    pub(super) slot: usize,
     pub(super) queries: Range<usize>,
 }
 
@@ -176,18 +179,23 @@ pub(super) struct Head<'a, T> {
     pub(super) next: Option<&'a HeadTask<'a>>,
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: SharedPtr<T>,
+    /// The weights of all tasks, zeros so far, if the caller asks for them.
+    pub(super) weights: Option<SharedPtr<f32>>,
 }
 
 impl<T: Element> ProductKernel for Head<'_, T> {
     #[inline(always)]
     unsafe fn run<V: RegisterTile, D: Microkernel<V>>(self) {
-        let Self { attention, task, next, scratch, out } = self;
+        let Self { attention, task, next, scratch, out, weights } = self;
         let ([_, h, t, d], value_d) = (attention.q.dims, attention.v.dims[3]);
         let (b, queries) = (task.sequence.b, &task.queries);
         let (max_mr, buffers) = (scratch.max_mr, scratch.buffers());
         let position_scores_stride = scratch.position_scores_stride;
+        let s = attention.k.dims[2];
+        let first_weight = (task.slot * t + queries.start) * s + task.sequence.keys.start;
         // SAFETY: reads are of tokens and heads within the dims. Writes are to the scratch memory
-        // and to the output rows of these queries and this head, which belong to this task.
+        // and to the rows of the output and of the weights of these queries and this head, which
+        // belong to this task.
         unsafe {
             let out_stride = h * value_d;
             let out = out.get().add(((b * t + queries.start) * h + task.head) * value_d);
@@ -212,6 +220,7 @@ impl<T: Element> ProductKernel for Head<'_, T> {
                 q_stride,
                 context,
                 context_stride,
+                weights: weights.map(|weights| weights.get().wrapping_add(first_weight)),
                 rows: task.rows(attention),
                 position_scores_stride,
             };
@@ -239,7 +248,11 @@ impl<T: Element> ProductKernel for Head<'_, T> {
                 let (row, to) = (context.add(i * context_stride), out.add(i * out_stride));
                 match (*buffers.states.add(i)).sum {
                     0.0 if !pass.sees_any_key(queries.start + i) => to.write_bytes(0, value_d),
-                    sum => scale_row::<V, D, T>(row, value_d, 1.0 / sum, to),
+                    sum => {
+                        scale_row::<V, D, T>(row, value_d, 1.0 / sum, to);
+                        let keys = pass.keys_seen(queries.start + i);
+                        pass.scale_weights::<V, D>(i, keys, 1.0 / sum);
+                    }
                 }
             }
         }
@@ -261,6 +274,9 @@ pub(super) struct Pass<'a, T> {
     /// The sum of weighted values so far, a row of V per query.
     context: *mut f32,
     context_stride: usize,
+    /// The weights of the first query and key, if they are asked for. The weights of a query have a
+    /// row stride of S.
+    weights: Option<*mut f32>,
     /// The rows of relative positions that the task uses.
     pub(super) rows: Range<usize>,
     pub(super) position_scores_stride: usize,
@@ -419,7 +435,7 @@ impl<T: Element> Pass<'_, T> {
         seen: &Range<usize>,
         is_first: bool,
     ) {
-        let HeadTask { sequence, head, ref queries } = *self.task;
+        let HeadTask { sequence, head, ref queries, .. } = *self.task;
         let value_d = self.attention.v.dims[3];
         let first_key = first_key + seen.start;
         let visible = self.visible_in_block(first_key, seen.len()).unwrap_or_default();
@@ -445,8 +461,33 @@ impl<T: Element> Pass<'_, T> {
                 if !is_first && rescale != 1.0 {
                     let context = self.context.add((start + i) * self.context_stride);
                     scale_row::<V, D, f32>(context, value_d, rescale, context);
+                    self.scale_weights::<V, D>(start + i, 0..first_key, rescale);
+                }
+                if let Some(weights) = self.weights_at(start + i, first_key) {
+                    weights.copy_from_nonoverlapping(scores, seen.len());
                 }
             }
+        }
+    }
+
+    /// The address of the weight of query `i` of the task and `key`, if the weights are asked for.
+    fn weights_at(&self, i: usize, key: usize) -> Option<*mut f32> {
+        let weights = self.weights?;
+        Some(weights.wrapping_add(i * self.attention.k.dims[2] + key))
+    }
+
+    /// Multiplies the weights of query `i` of the task and some keys of the sequence, if they are
+    /// asked for.
+    #[inline(always)]
+    unsafe fn scale_weights<V: RegisterTile, D: Microkernel<V>>(
+        &self,
+        i: usize,
+        keys: Range<usize>,
+        scale: f32,
+    ) {
+        if let Some(row) = self.weights_at(i, keys.start) {
+            // SAFETY: upheld by the caller; the keys are within the sequence.
+            unsafe { scale_row::<V, D, f32>(row, keys.len(), scale, row) }
         }
     }
 

@@ -117,6 +117,22 @@ fn reference([q, k, v]: [&Operand; 3], masks: Masks) -> Vec<f64> {
     out
 }
 
+/// The sums of all values of each batch index, multiplied by the weights `(B, heads, T, S)`:
+/// `(B, T, H, V)`.
+fn weighted_values(weights: &[f32], heads: &[usize], v: &Operand, [h, t]: [usize; 2]) -> Vec<f32> {
+    let [b, g, s, value_d] = v.dims;
+    let mut out = vec![0.0; b * t * h * value_d];
+    for (row, weights) in weights.chunks(s).enumerate() {
+        let (query, head, b) = (row % t, heads[row / t % h], row / t / h);
+        for i in 0..value_d {
+            let value = |key| v.at(b, head / (h / g), key, i);
+            let terms = weights.iter().enumerate().map(|(key, w)| f64::from(*w) * value(key));
+            out[((b * t + query) * h + head) * value_d + i] = terms.sum::<f64>() as f32;
+        }
+    }
+    out
+}
+
 /// Compares every ISA with the reference, for heads of width `d`. Outside Miri, the keys exceed a
 /// block, and all dims but B and G differ.
 fn check_attention(d: usize, gap: usize) {
@@ -205,6 +221,10 @@ fn check_attention(d: usize, gap: usize) {
                 ..Attention::new(qkv, sequences, SCALE)
             };
             assert_close(&name(isa, "f32"), &attention_f32(isa, args), &expected, 1e-6);
+            let heads: Vec<usize> = (0..h).rev().collect();
+            let weights = attention_weights_f32(isa, args, &heads);
+            let got = weighted_values(&weights, &heads, &v, [h, t]);
+            assert_close(&name(isa, "weights, f32"), &got, &expected, 1e-6);
 
             let qkv = [q.view(&bf16[0]), k.view(&bf16[1]), v.view(&bf16[2])];
             let args = Attention {
