@@ -374,14 +374,28 @@ unsafe fn store_first<R: Register>(x: R, to: *mut f32, n: usize) {
 /// As for [`Register`].
 #[inline(always)]
 unsafe fn transpose_block<R: Register>(block: &mut [R; LANES]) {
-    let mut distance = 1;
-    while distance < R::LANES {
-        for i in (0..R::LANES).filter(|i| i & distance == 0) {
-            // SAFETY: upheld by the caller; `distance` is a power of two below `R::LANES`.
-            let (x, y) = unsafe { block[i].exchange(block[i + distance], distance) };
-            (block[i], block[i + distance]) = (x, y);
+    // SAFETY: upheld by the caller.
+    unsafe {
+        exchange_rows::<R, 1>(block);
+        exchange_rows::<R, 2>(block);
+        exchange_rows::<R, 4>(block);
+        exchange_rows::<R, 8>(block);
+    }
+}
+
+/// The stage of [`transpose_block`] that exchanges lanes of rows that are `DISTANCE` apart. With a
+/// constant distance, the compiler keeps the rows in registers.
+///
+/// # Safety
+/// As for [`Register`].
+#[inline(always)]
+unsafe fn exchange_rows<R: Register, const DISTANCE: usize>(block: &mut [R; LANES]) {
+    for i in 0..LANES {
+        if i < R::LANES && DISTANCE < R::LANES && i & DISTANCE == 0 {
+            // SAFETY: upheld by the caller; `DISTANCE` is a power of two below `R::LANES`.
+            let (x, y) = unsafe { block[i].exchange(block[i + DISTANCE], DISTANCE) };
+            (block[i], block[i + DISTANCE]) = (x, y);
         }
-        distance *= 2;
     }
 }
 
