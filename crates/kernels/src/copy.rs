@@ -1,6 +1,4 @@
-//! Copies of tokens and of sequences in place.
-
-use std::ops::Range;
+//! Copies of tokens in place.
 
 use crate::{
     attention::{Strided, StridedMut},
@@ -35,60 +33,6 @@ pub fn copy_tokens<T: Copy + Send + Sync>(from: Strided<T>, to: StridedMut<T>) {
             // SAFETY: both rows are within the data, and no other row of `to` has these elements, as
             // checked.
             unsafe { from.at(b, h, t).copy_to_nonoverlapping(data.get().add(start), d) };
-        }
-    });
-}
-
-/// Reorders the sequences of `x` `(B, G, block)` in place: elements `sources[i].1` of each of the G
-/// blocks of sequence `i` become those of sequence `sources[i].0` before the call. The other
-/// elements keep their values, and so do the sequences beyond the length of `sources`.
-///
-/// # Examples
-/// ```
-/// // Sequences 0 and 1 are exchanged from the second element on.
-/// let mut x = [1, 2, 3, 1, 4, 5];
-/// mha_kernels::reorder_sequences(&mut x, [1, 3], &[(1, 1..3), (0, 1..3)]);
-/// assert_eq!(x, [1, 4, 5, 1, 2, 3]);
-/// ```
-///
-/// # Panics
-/// If a sequence does not exist, or a range exceeds the block.
-pub fn reorder_sequences<T: Copy + Send + Sync>(
-    x: &mut [T],
-    [groups, block]: [usize; 2],
-    sources: &[(usize, Range<usize>)],
-) {
-    let sequences = x.len().checked_div(groups * block).unwrap_or(0);
-    let exists = |&(from, ref range): &(usize, Range<usize>)| {
-        from < sequences && range.start <= range.end && range.end <= block
-    };
-    assert!(
-        sources.len() <= sequences && sources.iter().all(exists),
-        "sources: expected sequences below {sequences} and ranges within 0..{block}"
-    );
-    let moved = sources.iter().enumerate().filter(|(to, (from, _))| to != from);
-    let moved: Vec<(usize, &(usize, Range<usize>))> = moved.collect();
-    let len = moved.iter().map(|(_, (_, range))| range.len()).sum();
-    let x = SharedPtr::new(x.as_mut_ptr());
-    parallel_for(groups, |group| {
-        let at = |sequence: usize, range: &Range<usize>| {
-            // SAFETY: the sequence and the range exist, as checked.
-            unsafe { x.get().add((sequence * groups + group) * block + range.start) }
-        };
-        let mut before = Vec::with_capacity(len);
-        for (_, (from, range)) in &moved {
-            // SAFETY: as for `at`; no other task accesses the blocks of this group.
-            before.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(at(*from, range), range.len())
-            });
-        }
-        let mut rest = &before[..];
-        for (to, (_, range)) in &moved {
-            let (values, others) = rest.split_at(range.len());
-            // SAFETY: as above.
-            unsafe { std::slice::from_raw_parts_mut(at(*to, range), range.len()) }
-                .copy_from_slice(values);
-            rest = others;
         }
     });
 }

@@ -86,7 +86,7 @@ pub use attention::{
 };
 pub use buffer::{SharedBytes, release_freed_memory, zeros};
 pub use compute_type::ComputeType;
-pub use copy::{copy_tokens, reorder_sequences};
+pub use copy::copy_tokens;
 pub use cosine::cosine_similarities;
 pub use embed::{EmbeddingTable, IdOutOfRange, Lookup, embed_layer_norm};
 pub use gemm::{

@@ -1,7 +1,7 @@
 //! Projected keys and values that are kept between calls: [`KvCache`] for the earlier tokens of a
 //! decoder, [`Memory`] for an encoder's output.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use candle_core::Tensor;
 use ops::Sequences;
@@ -34,11 +34,48 @@ use crate::{AttentionMask, Error, LoweredMask, Result, shape::check_qkv};
 pub struct Memory {
     pub(crate) k: Tensor,
     pub(crate) v: Tensor,
+    /// `(B, S)`: the sequence in whose place in `k` and `v` the key and value of each token are
+    /// stored. `None` if each is in the place of its own sequence.
+    pub(crate) key_sources: Option<Arc<[u32]>>,
 }
 
 impl Memory {
+    /// Keys and values in the places of their own sequences.
+    pub(crate) fn new(k: Tensor, v: Tensor) -> Self {
+        Self { k, v, key_sources: None }
+    }
+
+    /// The same keys and values, each in the place of its own sequence.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if a tensor operation fails.
+    pub(crate) fn gathered(&self) -> Result<Self> {
+        match &self.key_sources {
+            None => Ok(self.clone()),
+            Some(sources) => self.gather(sources, 0..self.sequences() as u32),
+        }
+    }
+
+    /// The keys and values of the sequences `batch`, copied from their sources.
+    fn gather(&self, sources: &[u32], batch: impl Iterator<Item = u32>) -> Result<Self> {
+        let (b, g, s, _d) = self.k.dims4()?;
+        let of_sequence = |i: u32| {
+            let sources = &sources[i as usize * s..][..s];
+            sources.iter().zip(0..s as u32).map(|(source, token)| source * s as u32 + token)
+        };
+        let rows: Vec<u32> = batch.flat_map(of_sequence).collect();
+        let count = rows.len() / s.max(1);
+        let rows = Tensor::new(rows, self.k.device())?;
+        let gather = |x: &Tensor| -> candle_core::Result<Tensor> {
+            let d = x.dim(3)?;
+            let tokens = x.transpose(1, 2)?.reshape((b * s, g * d))?;
+            tokens.index_select(&rows, 0)?.reshape((count, s, g, d))?.transpose(1, 2)
+        };
+        Ok(Self::new(gather(&self.k)?, gather(&self.v)?))
+    }
+
     /// Selects sequences in a new order: sequence `i` of the result is sequence `batch[i]`. If
-    /// `batch` names all sequences in their order, nothing is copied.
+    /// `batch` names all sequences in their order, or none, nothing is copied.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist.
@@ -47,9 +84,15 @@ impl Memory {
             return Ok(self.clone());
         }
         self.check(batch)?;
+        if batch.is_empty() {
+            return Ok(Self::new(self.k.narrow(0, 0, 0)?, self.v.narrow(0, 0, 0)?));
+        }
+        if let Some(sources) = &self.key_sources {
+            return self.gather(sources, batch.iter().copied());
+        }
         let index = Tensor::new(batch, self.k.device())?;
         let reordered = |x: &Tensor| x.contiguous()?.index_select(&index, 0);
-        Ok(Self { k: reordered(&self.k)?, v: reordered(&self.v)? })
+        Ok(Self::new(reordered(&self.k)?, reordered(&self.v)?))
     }
 
     /// B, the number of sequences.
@@ -79,22 +122,6 @@ impl Memory {
         }
     }
 
-    /// [`Self::reorder`] that overwrites these keys and values where [`ops::reorder_in_place`] can:
-    /// `sources` are its arguments for the same order.
-    ///
-    /// # Errors
-    /// The errors of [`ops::reorder_in_place`].
-    fn reordered_in_place(&self, sources: &[(usize, Range<usize>)]) -> Result<Self> {
-        let reordered = |x: &Tensor| -> Result<Tensor> {
-            if ops::reorder_in_place(x, sources)? {
-                return Ok(x.narrow(0, 0, sources.len())?);
-            }
-            let batch: Vec<u32> = sources.iter().map(|(from, _)| *from as u32).collect();
-            Ok(x.index_select(&Tensor::new(batch, x.device())?, 0)?)
-        };
-        Ok(Self { k: reordered(&self.k)?, v: reordered(&self.v)? })
-    }
-
     /// S, the number of keys.
     pub fn keys(&self) -> usize {
         self.k.dims()[2]
@@ -113,7 +140,12 @@ impl Memory {
     /// # Errors
     /// [`Error::Candle`] if there are fewer tokens.
     pub fn first(&self, len: usize) -> Result<Self> {
-        Ok(Self { k: self.k.narrow(2, 0, len)?, v: self.v.narrow(2, 0, len)? })
+        let (k, v) = (self.k.narrow(2, 0, len)?, self.v.narrow(2, 0, len)?);
+        let first = |sources: &Arc<[u32]>| {
+            let of_sequences = sources.chunks(self.keys().max(1));
+            of_sequences.flat_map(|sources| &sources[..len]).copied().collect()
+        };
+        Ok(Self { k, v, key_sources: self.key_sources.as_ref().map(first) })
     }
 
     /// The size of keys and values in bytes.
@@ -145,7 +177,8 @@ impl Memory {
             let keys = all.index_select(rows, 0)?; // (N + B·P, G·D)
             Ok(keys.reshape((1, keys.dim(0)?, g, d))?.transpose(1, 2)?)
         };
-        Ok(Self { k: joined(&self.k, &tokens.k)?, v: joined(&self.v, &tokens.v)? })
+        let (prefix, tokens) = (self.gathered()?, tokens.gathered()?);
+        Ok(Self::new(joined(&prefix.k, &tokens.k)?, joined(&prefix.v, &tokens.v)?))
     }
 }
 
@@ -183,9 +216,8 @@ pub struct KvCache {
     /// Whether the cache allocated the buffer, and so may write to it. The buffer that the first
     /// step stores is a view of projections, which share their memory with other tensors.
     is_own: bool,
-    /// For each sequence, the index in the batch of the sequence that computed each token. Tokens of
-    /// one position and one index are equal.
-    origins: Vec<Vec<u32>>,
+    /// For each sequence, the sequence in whose place in the buffer each token is stored.
+    sources: Vec<Vec<u32>>,
     len: usize,
     capacity: usize,
 }
@@ -193,7 +225,7 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache for at most `capacity` tokens per sequence.
     pub fn new(capacity: usize) -> Self {
-        Self { buffer: None, is_own: false, origins: vec![], len: 0, capacity }
+        Self { buffer: None, is_own: false, sources: vec![], len: 0, capacity }
     }
 
     /// The number of tokens in the cache per sequence.
@@ -219,8 +251,23 @@ impl KvCache {
         let Some(buffer) = self.buffer.as_ref().filter(|_| self.len > 0) else { return Ok(None) };
         // In the order of tokens, heads and values, as `Memory::before_each` reads them.
         let copy = |x: &Tensor| x.transpose(1, 2)?.force_contiguous()?.transpose(1, 2);
-        let Memory { k, v } = buffer.first(self.len)?;
-        Ok(Some(Memory { k: copy(&k)?, v: copy(&v)? }))
+        let Memory { k, v, .. } = self.tokens(buffer, self.len)?.gathered()?;
+        Ok(Some(Memory::new(copy(&k)?, copy(&v)?)))
+    }
+
+    /// The keys and values of the first `len` tokens of a buffer. Tokens beyond those of the cache
+    /// are in the places of their own sequences.
+    fn tokens(&self, buffer: &Memory, len: usize) -> Result<Memory> {
+        let mut memory = buffer.first(len)?;
+        let all = (0..).zip(&self.sources);
+        if !all.clone().all(|(own, sources)| sources.iter().all(|&source| source == own)) {
+            let of_sequence = |(own, sources): (u32, &Vec<u32>)| {
+                let added = std::iter::repeat_n(own, len - sources.len());
+                sources.iter().copied().chain(added).collect::<Vec<_>>()
+            };
+            memory.key_sources = Some(all.flat_map(of_sequence).collect());
+        }
+        Ok(memory)
     }
 
     /// Removes all tokens.
@@ -236,14 +283,14 @@ impl KvCache {
             0 => self.reset(),
             len => {
                 self.len = self.len.min(len);
-                self.origins.iter_mut().for_each(|origins| origins.truncate(len));
+                self.sources.iter_mut().for_each(|sources| sources.truncate(len));
             }
         }
     }
 
     /// Reorders the sequences, as beam search does: sequence `i` continues the former sequence
-    /// `beams[i]`. On a CPU, only the tokens in which the two differ are copied: beams that continue one
-    /// earlier beam share the tokens before.
+    /// `beams[i]`. With a CPU kernel, and if the number of sequences does not change, no token is
+    /// copied: sequences read the tokens that they have in common from one place.
     ///
     /// # Errors
     /// [`Error::Candle`] for a sequence that does not exist, unless the cache is empty.
@@ -271,26 +318,20 @@ impl KvCache {
     /// # Ok::<(), mha::Error>(())
     /// ```
     pub fn reorder(&mut self, beams: &[u32]) -> Result<()> {
-        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        let Some(buffer) = &self.buffer else { return Ok(()) };
         if buffer.has_order(beams) {
             return Ok(());
         }
         buffer.check(beams)?;
-        let origins = beams.iter().map(|&beam| self.origins[beam as usize].clone());
-        let origins: Vec<Vec<u32>> = origins.collect();
-        let source = |((&beam, new), old): ((&u32, &Vec<u32>), &Vec<u32>)| {
-            let equal = new.iter().zip(old).take_while(|(new, old)| new == old).count();
-            (beam as usize, equal..self.len)
-        };
-        match Arc::get_mut(buffer) {
-            Some(own) if self.is_own && beams.len() <= own.sequences() => {
-                let sources = beams.iter().zip(&origins).zip(&self.origins).map(source);
-                *own = own.reordered_in_place(&sources.collect::<Vec<_>>())?;
-            }
-            _ => *buffer = Arc::new(buffer.reorder(beams)?),
+        let reads_sources = [&buffer.k, &buffer.v].into_iter().all(ops::reads_key_sources);
+        if beams.len() == buffer.sequences() && reads_sources {
+            let sources = beams.iter().map(|&beam| self.sources[beam as usize].clone());
+            self.sources = sources.collect();
+            return Ok(());
         }
-        self.is_own = true;
-        self.origins = origins;
+        let memory = self.tokens(buffer, buffer.keys())?.reorder(beams)?;
+        self.sources = own_sources(beams.len(), self.len);
+        (self.buffer, self.is_own) = (Some(Arc::new(memory)), true);
         Ok(())
     }
 
@@ -325,20 +366,22 @@ impl KvCache {
             return Ok(new); // the first step copies nothing: `advance` stores `new`
         };
         if more == 0 {
-            return buffer.first(len);
+            let buffer = buffer.clone();
+            return self.tokens(&buffer, len);
         }
         // `Linear` may return another dtype for an input that autograd tracks.
         let dtype = buffer.k.dtype();
-        let new = Memory { k: new.k.to_dtype(dtype)?, v: new.v.to_dtype(dtype)? };
+        let new = Memory::new(new.k.to_dtype(dtype)?, new.v.to_dtype(dtype)?);
         if [&buffer.k, &buffer.v, &new.k, &new.v].into_iter().any(|x| x.track_op()) {
-            let old = buffer.first(len)?; // an in-place write has no gradient
+            let buffer = buffer.clone();
+            let old = self.tokens(&buffer, len)?.gathered()?; // an in-place write has no gradient
             let append = |old: &Tensor, new: &Tensor| Tensor::cat(&[old, new], 2);
-            return Ok(Memory { k: append(&old.k, &new.k)?, v: append(&old.v, &new.v)? });
+            return Ok(Memory::new(append(&old.k, &new.k)?, append(&old.v, &new.v)?));
         }
         if !self.is_own || Arc::get_mut(buffer).is_none() || buffer.keys() < total {
             let room = total.saturating_mul(2).min(capacity);
             let old = buffer.first(len)?;
-            *buffer = Arc::new(Memory { k: with_room(&old.k, room)?, v: with_room(&old.v, room)? });
+            *buffer = Arc::new(Memory::new(with_room(&old.k, room)?, with_room(&old.v, room)?));
             self.is_own = true;
         }
         for (x, new) in [(&buffer.k, &new.k), (&buffer.v, &new.v)] {
@@ -346,7 +389,8 @@ impl KvCache {
                 x.slice_set(&new.contiguous()?, 2, len)?;
             }
         }
-        buffer.first(total)
+        let buffer = buffer.clone();
+        self.tokens(&buffer, total)
     }
 
     /// Commits a step: `memory`, returned by [`Self::extended`], becomes the content of the cache.
@@ -355,14 +399,21 @@ impl KvCache {
         if self.len == 0 {
             return; // a step without tokens
         }
-        self.origins.resize(memory.sequences(), vec![]);
-        for (sequence, origins) in (0..).zip(&mut self.origins) {
-            origins.resize(self.len, sequence);
+        self.sources.resize(memory.sequences(), vec![]);
+        for (own, sources) in (0..).zip(&mut self.sources) {
+            sources.resize(self.len, own);
         }
-        if !self.is_own || memory.k.track_op() || memory.v.track_op() {
+        let is_own = self.is_own && !memory.k.track_op() && !memory.v.track_op();
+        if !is_own && memory.key_sources.is_none() {
+            self.sources = own_sources(memory.sequences(), self.len);
             (self.buffer, self.is_own) = (Some(Arc::new(memory)), false);
         }
     }
+}
+
+/// The sources of `len` tokens of each sequence, each in the place of its own sequence.
+fn own_sources(sequences: usize, len: usize) -> Vec<Vec<u32>> {
+    (0..sequences as u32).map(|own| vec![own; len]).collect()
 }
 
 /// Copies `x` `(B, G, S, D)` to the start of a new buffer `(B, G, room, D)`.
@@ -376,12 +427,16 @@ fn with_room(x: &Tensor, room: usize) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device::Cpu, Storage};
+    use candle_nn::{VarBuilder, VarMap};
 
     use super::*;
+    use crate::{
+        AttentionConfig, CausalSelfAttention, MultiHeadAttention, testing::max_difference,
+    };
 
     fn step(cache: &mut KvCache, value: f32) -> Result<Memory> {
         let x = Tensor::full(value, (1, 2, 1, 4), &Cpu)?;
-        let memory = cache.extended(Memory { k: x.clone(), v: x })?;
+        let memory = cache.extended(Memory::new(x.clone(), x))?;
         cache.advance(memory.clone());
         Ok(memory)
     }
@@ -407,7 +462,7 @@ mod tests {
     fn a_step_without_tokens_leaves_the_cache_unchanged() -> Result<()> {
         let projected = |tokens: usize| -> Result<Memory> {
             let heads = Tensor::ones((1, 3, tokens, 4), DType::F32, &Cpu)?;
-            Ok(Memory { k: heads.narrow(1, 1, 1)?, v: heads.narrow(1, 2, 1)? })
+            Ok(Memory::new(heads.narrow(1, 1, 1)?, heads.narrow(1, 2, 1)?))
         };
         let mut cache = KvCache::new(100);
         for (tokens, total) in [(0, 0), (2, 2), (0, 2), (1, 3), (0, 3)] {
@@ -444,9 +499,9 @@ mod tests {
         let step = |cache: &mut KvCache, values: &[f32]| -> Result<Vec<Vec<f32>>> {
             let x = Tensor::new(values, &Cpu)?.reshape(((), 1, 1, 1))?;
             let x = x.broadcast_as((values.len(), 3, 1, 4))?.contiguous()?;
-            let memory = cache.extended(Memory { k: x.clone(), v: x })?;
+            let memory = cache.extended(Memory::new(x.clone(), x))?;
             cache.advance(memory.clone());
-            rows(&memory)
+            rows(&memory.gathered()?)
         };
         let address = |cache: &KvCache| -> Result<*const f32> {
             let (storage, _) = cache.buffer.as_ref().unwrap().k.storage_and_layout();
@@ -476,13 +531,49 @@ mod tests {
             cache.truncate(len);
             expected.iter_mut().for_each(|row| row.truncate(len));
             assert_eq!(append(&mut cache, &mut expected, 100 + 10 * i)?, expected, "{i}");
-            assert_eq!(address(&cache)? == start, i <= 5, "{i}");
+            assert_eq!(address(&cache)? == start, i < 5, "{i}");
             if i == 5 {
                 clone = Some((cache.clone(), expected.clone()));
             }
         }
         let (mut clone, mut expected) = clone.unwrap();
         assert_eq!(append(&mut clone, &mut expected, 300)?, expected);
+        Ok(())
+    }
+
+    /// Steps that read shared tokens equal steps of a cache in which each sequence has its own.
+    #[test]
+    fn attention_reads_the_tokens_of_reordered_sequences() -> Result<()> {
+        let config = AttentionConfig { num_key_value_heads: 2, ..AttentionConfig::new(24, 4) };
+        let tracked = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Cpu);
+        let tensors = MultiHeadAttention::new(&config, tracked)?.tensors()?;
+        let tensors = tensors.into_iter().map(|(name, tensor)| (name, tensor.detach())).collect();
+        let vb = VarBuilder::from_tensors(tensors, DType::F32, &Cpu);
+        let attention = CausalSelfAttention::new(&config, vb)?;
+        let random = |tokens: usize| Tensor::randn(0f32, 1., (3, tokens, 24), &Cpu);
+        let (mut cache, mut copied) = (KvCache::new(40), KvCache::new(40));
+        for (tokens, beams) in [(3, [1u32, 1, 0]), (1, [2, 0, 0]), (2, [0, 1, 2]), (1, [1, 1, 1])] {
+            let x = random(tokens)?;
+            let got = attention.step(&x, &mut cache)?;
+            assert_eq!(max_difference(&got, &attention.step(&x, &mut copied)?)?, 0.0);
+            for cache in [&mut cache, &mut copied] {
+                cache.reorder(&beams)?;
+            }
+            let memory = copied.to_memory()?.expect("tokens");
+            assert!(memory.key_sources.is_none());
+            copied.sources = own_sources(3, copied.len);
+            copied.buffer = Some(Arc::new(memory));
+            copied.is_own = false;
+        }
+        let shared = cache.tokens(cache.buffer.as_ref().expect("tokens"), cache.len)?;
+        assert!(shared.key_sources.is_some() && copied.len() == 7);
+        let x = random(1)?;
+        let mut of_two = cache.clone();
+        of_two.reorder(&[2, 0])?;
+        let two = x.narrow(0, 0, 2)?;
+        let got = attention.step(&two, &mut of_two)?;
+        copied.reorder(&[2, 0])?;
+        assert_eq!(max_difference(&got, &attention.step(&two, &mut copied)?)?, 0.0);
         Ok(())
     }
 
@@ -506,7 +597,7 @@ mod tests {
             step(&mut cache, i as f32)?;
         }
         let x = Tensor::full(5f32, (1, 2, 2, 4), &Cpu)?;
-        cache.extended(Memory { k: x.clone(), v: x })?; // without `advance`
+        cache.extended(Memory::new(x.clone(), x))?; // without `advance`
         assert_eq!(values(&step(&mut cache, 7.)?)?, [0., 1., 2., 7.]);
         Ok(())
     }
@@ -516,11 +607,11 @@ mod tests {
         let both = Tensor::arange(0f32, 8., &Cpu)?.reshape((1, 1, 4, 2))?;
         let mut cache = KvCache::new(10);
         let first = both.narrow(2, 0, 2)?; // contiguous, in the same storage as the rest of `both`
-        let memory = cache.extended(Memory { k: first.clone(), v: first })?;
+        let memory = cache.extended(Memory::new(first.clone(), first))?;
         cache.advance(memory);
         cache.truncate(1);
         let x = Tensor::full(9f32, (1, 1, 1, 2), &Cpu)?;
-        let memory = cache.extended(Memory { k: x.clone(), v: x })?;
+        let memory = cache.extended(Memory::new(x.clone(), x))?;
         assert_eq!(memory.k.flatten_all()?.to_vec1::<f32>()?, [0., 1., 9., 9.]);
         assert_eq!(both.flatten_all()?.to_vec1::<f32>()?, [0., 1., 2., 3., 4., 5., 6., 7.]);
         Ok(())
@@ -531,7 +622,7 @@ mod tests {
         let mut cache = KvCache::new(10);
         step(&mut cache, 1.)?;
         let x = candle_core::Var::ones((1, 2, 1, 4), DType::F32, &Cpu)?;
-        let tracked = Memory { k: x.as_tensor().clone(), v: x.as_tensor().clone() };
+        let tracked = Memory::new(x.as_tensor().clone(), x.as_tensor().clone());
         let memory = cache.extended(tracked)?;
         cache.advance(memory);
         let memory = step(&mut cache, 3.)?;

@@ -327,7 +327,7 @@ impl MultiHeadAttention {
         let heads = split(&qkv, self.config.head_dim())?; // (B, H+2G, T, D)
         let v = heads.narrow(1, h + g, g)?;
         let (q, k) = self.normalise(&heads.narrow(1, 0, h + g)?, h, transform)?;
-        Ok(Some((q, Memory { k, v })))
+        Ok(Some((q, Memory::new(k, v))))
     }
 
     /// Normalises heads of queries and keys if the config says so, and transforms them. They are
@@ -389,7 +389,7 @@ impl MultiHeadAttention {
                 split(&self.value.forward_for_attention(value)?, config.value_head_dim())?,
             ),
         };
-        Ok(Memory { k: self.normalise(&k, 0, transform)?.1, v })
+        Ok(Memory::new(self.normalise(&k, 0, transform)?.1, v))
     }
 
     /// Applies the projections of queries and of keys to embeddings of relative positions, for
@@ -433,16 +433,18 @@ impl MultiHeadAttention {
                 self.attend_with_weights(q, memory, mask, options.disentangled)?;
             return Ok((output, Some(weights)));
         }
-        let Memory { k, v } = memory;
-        mask.check(check_qkv(q, k, v)?)?;
+        mask.check(check_qkv(q, &memory.k, &memory.v)?)?;
         let scoring = self.scoring(q, mask, options.disentangled)?;
         let (compute_type, dropout) = (self.config.compute_type, options.dropout);
         let context =
-            sdpa::attend_with_compute_type(q, k, v, mask, scoring, compute_type, dropout)?; // (B, H, T, V)
+            sdpa::attend_with_compute_type(q, memory, mask, scoring, compute_type, dropout)?; // (B, H, T, V)
         let output = self.merge(&context)?;
         let weights = match &options.weights {
             HeadWeights::None => None,
-            heads => Some(heads.compute(q, k, v, mask, scoring)?.to_dtype(output.dtype())?),
+            heads => {
+                let Memory { k, v, .. } = memory.gathered()?;
+                Some(heads.compute(q, &k, &v, mask, scoring)?.to_dtype(output.dtype())?)
+            }
         };
         Ok((output, weights))
     }
@@ -456,11 +458,10 @@ impl MultiHeadAttention {
         mask: &LoweredMask,
         disentangled: Option<&DisentangledPositions>,
     ) -> Result<(Tensor, Tensor)> {
-        let Memory { k, v } = memory;
-        mask.check(check_qkv(q, k, v)?)?;
+        mask.check(check_qkv(q, &memory.k, &memory.v)?)?;
         let scoring = self.scoring(q, mask, disentangled)?;
         let compute_type = self.config.compute_type;
-        let (context, weights) = sdpa::attend_with_weights(q, k, v, mask, scoring, compute_type)?;
+        let (context, weights) = sdpa::attend_with_weights(q, memory, mask, scoring, compute_type)?;
         let output = self.merge(&context)?;
         let weights = weights.to_dtype(output.dtype())?;
         Ok((output, weights))

@@ -7,7 +7,7 @@ use candle_core::{D, DType, Tensor};
 use ops::widen;
 
 use crate::{
-    AttentionMask, ComputeType, DisentangledPositions, Dropout, LoweredMask, Result,
+    AttentionMask, ComputeType, DisentangledPositions, Dropout, LoweredMask, Memory, Result,
     mask::MaskTensors, shape::check_qkv,
 };
 
@@ -121,28 +121,31 @@ pub fn scaled_dot_product_attention(
 ) -> Result<Tensor> {
     let mask = mask.lower(check_qkv(q, k, v)?, q.dtype(), q.device())?;
     let compute_type = compute_type_of(q);
-    attend_with_compute_type(q, k, v, &mask, Scoring::scaled(q, scale)?, compute_type, None)
+    let memory = Memory::new(k.clone(), v.clone());
+    attend_with_compute_type(q, &memory, &mask, Scoring::scaled(q, scale)?, compute_type, None)
 }
 
-/// [`scaled_dot_product_attention`] of the outputs `q`, `k` and `v` of linear maps that compute in
-/// `compute_type`, with dropout on the weights if it is given. The CPU kernel accepts bf16 inputs
+/// [`scaled_dot_product_attention`] of the outputs of linear maps that compute in `compute_type`, with dropout on the weights if it is given. The CPU kernel accepts bf16 inputs
 /// for some compute types, see [`ComputeType::for_attention`].
 pub(crate) fn attend_with_compute_type(
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    memory: &Memory,
     mask: &LoweredMask,
     scoring: Scoring,
     compute_type: ComputeType,
     mut dropout: Option<&mut Dropout>,
 ) -> Result<Tensor> {
+    let Memory { k, v, key_sources } = memory;
     mask.check(check_qkv(q, k, v)?)?;
-    if dropout.is_none()
-        && let Some(context) =
-            ops::attention(q, k, v, mask.kernel(), scoring.kernel(), compute_type)?
-    {
-        return Ok(context);
+    if dropout.is_none() {
+        let (kernel_mask, scoring) = (mask.kernel(), scoring.kernel());
+        let sources = key_sources.as_deref();
+        let context = ops::attention(q, k, v, sources, kernel_mask, scoring, compute_type)?;
+        if let Some(context) = context {
+            return Ok(context);
+        }
     }
+    let Memory { k, v, .. } = &memory.gathered()?;
     let Some(sequences) = mask.sequences() else {
         return attend_in_blocks(q, k, v, mask.tensors()?, scoring, dropout);
     };
@@ -177,25 +180,27 @@ pub fn scaled_dot_product_attention_with_weights(
 ) -> Result<(Tensor, Tensor)> {
     let mask = mask.lower(check_qkv(q, k, v)?, q.dtype(), q.device())?;
     let compute_type = compute_type_of(q);
-    attend_with_weights(q, k, v, &mask, Scoring::scaled(q, scale)?, compute_type)
+    let memory = Memory::new(k.clone(), v.clone());
+    attend_with_weights(q, &memory, &mask, Scoring::scaled(q, scale)?, compute_type)
 }
 
 /// [`attend_with_compute_type`], and the attention weights in the dtype of `q`.
 pub(crate) fn attend_with_weights(
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    memory: &Memory,
     mask: &LoweredMask,
     scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<(Tensor, Tensor)> {
+    let memory = &memory.gathered()?;
+    let Memory { k, v, .. } = memory;
     let dims = check_qkv(q, k, v)?;
     mask.check(dims)?;
     let heads: Vec<usize> = (0..dims[1]).collect();
     let (context, weights) =
         match ops::attention_weights(q, k, mask.kernel(), scoring.kernel(), &heads)? {
             Some(weights) => {
-                (attend_with_compute_type(q, k, v, mask, scoring, compute_type, None)?, weights)
+                (attend_with_compute_type(q, memory, mask, scoring, compute_type, None)?, weights)
             }
             None => attend(q, k, v, mask.tensors()?, scoring, None)?,
         };

@@ -88,24 +88,35 @@ impl Deref for RelativeRows {
 /// tensors and this mask; the caller then uses candle's operations.
 ///
 /// # Shapes
-/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H; `mask`: for
-/// these dims; returns `(B, H, T, V)`
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; `v`: `(B, G, S, V)`, where G divides H; `key_sources`:
+/// `(B, S)`, the batch index of `k` and `v` from which each key and value is read, `None` for those of
+/// the same batch index; `mask`: for these dims; returns `(B, H, T, V)`
 /// # Errors
 /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
+/// # Panics
+/// If `key_sources` is not `(B, S)` numbers below B.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
+    key_sources: Option<&[u32]>,
     mask: &KernelMask,
     scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<Option<Tensor>> {
-    let context = match on_cpu([q, k, v], mask, scoring, compute_type)? {
+    let context = match on_cpu([q, k, v], key_sources, mask, scoring, compute_type)? {
         #[cfg(feature = "cuda")]
-        None => on_cuda([q, k, v], mask, scoring)?,
+        None if key_sources.is_none() => on_cuda([q, k, v], mask, scoring)?,
         context => context,
     };
     context.map(|context| mask.parts().scale_heads(&context)).transpose()
+}
+
+/// Whether [`attention`] can read keys and values like `x` with `key_sources`: f32, f16 or bf16 on a CPU
+/// with kernels, not tracked by autograd.
+pub fn reads_key_sources(x: &Tensor) -> bool {
+    let is_supported = matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    is_supported && cpu::is_untracked(x.dtype(), x) && Isa::kernels_enabled()
 }
 
 /// The softmax weights of `heads` in f32, by which the CPU kernel of [`attention`] multiplies values.
@@ -131,7 +142,7 @@ pub fn attention_weights(
         return Ok(None);
     }
     let (q, k) = (with_dense_rows(q)?, with_dense_rows(k)?);
-    let attention = CpuAttention::new(mask, scoring, DType::F32)?;
+    let attention = CpuAttention::new(None, mask, scoring, DType::F32)?;
     let weights = q.apply_op2_no_bwd(&k, &CpuWeights { attention, heads })?;
     Ok(Some(mask.parts().scale_chosen_heads(&weights, heads)?))
 }
@@ -153,6 +164,7 @@ fn with_dense_rows(x: &Tensor) -> candle_core::Result<Tensor> {
 /// the output is rounded, unless all inputs are bf16 and `compute_type` is bf16 for this CPU.
 fn on_cpu(
     qkv: [&Tensor; 3],
+    key_sources: Option<&[u32]>,
     mask: &KernelMask,
     scoring: Scoring,
     compute_type: ComputeType,
@@ -168,7 +180,7 @@ fn on_cpu(
         if !cpu::prefers_kernel(&widened) {
             return Ok(None);
         }
-        let context = on_cpu(widened, mask, scoring, ComputeType::F32)?;
+        let context = on_cpu(widened, key_sources, mask, scoring, ComputeType::F32)?;
         return Ok(context.map(|context| context.to_dtype(qkv[0].dtype())).transpose()?);
     }
     let [q, k, v] = qkv.map(with_dense_rows);
@@ -178,7 +190,7 @@ fn on_cpu(
     if !mask.cpu()?.hides_same_keys && !all_finite(&v)? {
         return Ok(None);
     }
-    let attention = CpuAttention::new(mask, scoring, q.dtype())?;
+    let attention = CpuAttention::new(key_sources, mask, scoring, q.dtype())?;
     let context = q.apply_op3_no_bwd(&k, &v, &attention)?; // (B, T, H, V)
     Ok(Some(context.transpose(1, 2)?))
 }
@@ -250,6 +262,7 @@ fn on_cuda(qkv: [&Tensor; 3], mask: &KernelMask, scoring: Scoring) -> Result<Opt
 }
 
 struct CpuAttention<'a> {
+    key_sources: Option<&'a [u32]>,
     mask: &'a CpuMask,
     causal: bool,
     window: Option<usize>,
@@ -306,9 +319,15 @@ impl RelativeTensors {
 
 impl<'a> CpuAttention<'a> {
     /// Attention of inputs of this dtype.
-    fn new(mask: &'a KernelMask, scoring: Scoring, dtype: DType) -> Result<Self> {
+    fn new(
+        key_sources: Option<&'a [u32]>,
+        mask: &'a KernelMask,
+        scoring: Scoring,
+        dtype: DType,
+    ) -> Result<Self> {
         let relative = scoring.relative.map(|r| RelativeTensors::new(r, dtype));
         Ok(Self {
+            key_sources,
             mask: mask.cpu()?,
             causal: mask.parts().causal,
             window: mask.parts().window,
@@ -330,6 +349,7 @@ impl<'a> CpuAttention<'a> {
             q,
             k,
             v,
+            key_sources: self.key_sources,
             sequences,
             visible: visible.as_deref(),
             keep: keep.as_ref().map(BroadcastTensor::view),

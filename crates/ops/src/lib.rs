@@ -1,10 +1,10 @@
 //! The operations of a transformer block on candle tensors, one file per operation.
 //!
 //! Each file chooses the backend of its operation: a CUDA kernel, a CPU kernel or candle's own
-//! operations. [`attention()`], [`attention_weights`], [`copy_in_place`], [`reorder_in_place`],
-//! [`rotate_in_place`], [`normalise_heads_in_place`] and [`mean_pool`] compute nothing if no kernel
-//! supports the tensors; the caller then uses candle's operations. The kernels compute no gradients,
-//! so candle's operations are used for inputs that autograd tracks.
+//! operations. [`attention()`], [`attention_weights`], [`copy_in_place`], [`rotate_in_place`],
+//! [`normalise_heads_in_place`] and [`mean_pool`] compute nothing if no kernel supports the tensors;
+//! the caller then uses candle's operations. The kernels compute no gradients, so candle's operations
+//! are used for inputs that autograd tracks.
 //!
 //! | operation | formula | CPU kernel supports | CUDA kernel supports |
 //! |---|---|---|---|
@@ -21,7 +21,6 @@
 //! | [`l2_normalize`] | `x / max(‖x‖, 10⁻¹²)` | f32, f16, bf16 | f32 |
 //! | [`Activation`] of a tensor | | f32, f16, bf16 | – |
 //! | [`copy_in_place`] | `to ← from` | f32, f16, bf16 | – |
-//! | [`reorder_in_place`] | sequence i becomes sequence `sources[i]` | f32, f16, bf16 | – |
 //! | [`softmax`](softmax()) | `exp(xᵢⱼ) / Σₗ exp(xᵢₗ)` | f32 slices | – |
 //! | [`log_sum_exp`] | `ln Σⱼ exp(xᵢⱼ)` | f32 slices | – |
 //! | [`CosineKernel`] | cosines of vectors and queries | f32 slices | – |
@@ -58,9 +57,11 @@ mod widen;
 
 pub use activation::Activation;
 pub use add::add;
-pub use attention::{RelativeRows, RelativeTerms, Scoring, attention, attention_weights};
+pub use attention::{
+    RelativeRows, RelativeTerms, Scoring, attention, attention_weights, reads_key_sources,
+};
 pub use attention_mask::{KernelMask, MaskParts, QueryRange, Sequences};
-pub use copy::{copy_in_place, reorder_in_place};
+pub use copy::copy_in_place;
 pub use cosine::CosineKernel;
 pub use cuda_graph::{CudaGraphCache, check_device, keep_freed_memory};
 pub use embed::{Table, embed};

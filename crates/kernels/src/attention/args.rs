@@ -291,6 +291,9 @@ pub struct Attention<'a, T> {
     pub k: Strided<'a, T>,
     /// The values, `(B, G, S, V)`.
     pub v: Strided<'a, T>,
+    /// `(B, S)`: the batch index of `k` and `v` from which each key and value is read. `None` reads
+    /// those of each batch index from itself.
+    pub key_sources: Option<&'a [u32]>,
     /// Ranges of queries with the keys that they attend to. Each query must be in exactly one
     /// sequence.
     pub sequences: &'a [Sequence],
@@ -320,6 +323,7 @@ impl<'a, T> Attention<'a, T> {
             q,
             k,
             v,
+            key_sources: None,
             sequences,
             visible: None,
             keep: None,
@@ -336,8 +340,8 @@ impl<'a, T> Attention<'a, T> {
 impl<T: Copy> Attention<'_, T> {
     /// # Panics
     /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
-    /// `visible`, `distance_bias` or `relative` has the wrong size, if a distance exceeds the
-    /// radius of `distance_bias` or `relative`, or if a query is not in exactly one sequence.
+    /// `visible`, `key_sources`, `distance_bias` or `relative` has the wrong size, if a key source is not
+    /// below B, if a distance exceeds the radius of `distance_bias` or `relative`, or if a query is not in exactly one sequence.
     pub(super) fn check(&self) {
         let Self { q, k, v, sequences, visible, keep, bias, distance_bias, relative, .. } = self;
         let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);
@@ -353,6 +357,11 @@ impl<T: Copy> Attention<'_, T> {
             "q: {h} heads are not a multiple of the {g} key-value heads"
         );
         assert!(visible.is_none_or(|visible| visible.len() == b * s), "visible: expected (B, S)");
+        let exist = |sources: &[u32]| sources.iter().all(|&source| (source as usize) < b);
+        assert!(
+            self.key_sources.is_none_or(|sources| sources.len() == b * s && exist(sources)),
+            "key_sources: expected (B, S) batch indices below {b}"
+        );
         [(q, "q"), (k, "k"), (v, "v")].iter().for_each(|(x, name)| x.check(name));
         keep.iter().for_each(|keep| keep.check("keep", [b, h, t, s]));
         bias.iter().for_each(|bias| bias.check("bias", [b, h, t, s]));

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     buffer::{F32_PER_LINE, ScratchBuf, SharedPtr},
     compute_type::ComputeType,
-    gemm::Element,
+    gemm::{Element, RowAddresses},
     simd::{LANES, MAX_NR, Microkernel, ProductKernel, RegisterTile, Tile, split_evenly},
 };
 
@@ -343,11 +343,24 @@ impl<T: Element> Pass<'_, T> {
         self.attention.q.dims[3].div_ceil(T::COMPUTE_TYPE.values_per_lane())
     }
 
-    /// The first value of the key at `first_key` for a task's head, and the row stride. `x` is the keys
-    /// or the values.
-    fn rows_at(&self, x: &Strided<T>, task: &HeadTask, first_key: usize) -> (*const T, usize) {
+    /// The rows of the keys from `first_key` on for a task's head. `x` is the keys or the values.
+    fn rows_at<'b>(
+        &'b self,
+        x: &Strided<T>,
+        task: &HeadTask,
+        first_key: usize,
+    ) -> RowAddresses<'b, T> {
         let group = task.head / (self.attention.q.dims[1] / x.dims[1]);
-        (x.at(task.sequence.b, group, task.sequence.keys.start + first_key), x.strides[2])
+        let (b, key) = (task.sequence.b, task.sequence.keys.start + first_key);
+        let [b_stride, _, stride] = x.strides;
+        match self.attention.key_sources {
+            None => RowAddresses::new(x.at(b, group, key), stride),
+            Some(sources) => {
+                let s = x.dims[2];
+                let batch = Some((&sources[b * s..][key..s], b_stride));
+                RowAddresses { first: x.at(0, group, key), stride, batch }
+            }
+        }
     }
 
     /// Packs the keys and values of a block. The values are prefetched while the keys are packed, and
@@ -363,7 +376,7 @@ impl<T: Element> Pass<'_, T> {
             Some(next) if first_key + keys >= self.keys_seen(last_query).end => {
                 self.rows_at(k, next, next.first_block(self.attention, next.queries.start))
             }
-            _ => (of_keys.0.wrapping_add(keys.wrapping_mul(of_keys.1)), of_keys.1),
+            _ => of_keys.after(keys),
         };
         // SAFETY: upheld by the caller.
         unsafe {

@@ -60,8 +60,8 @@ const MAX_QUERIES: usize = 512;
 ///
 /// # Panics
 /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
-/// `visible`, `distance_bias` or `relative` has the wrong size, if a distance exceeds the radius of
-/// `distance_bias` or `relative`, or if a query is not in exactly one sequence.
+/// `visible`, `key_sources`, `distance_bias` or `relative` has the wrong size, if a key source is not
+/// below B, if a distance exceeds the radius of `distance_bias` or `relative`, or if a query is not in exactly one sequence.
 pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
     attention(isa, args)
 }

@@ -14,7 +14,7 @@ use super::{
     pack::pack_keys,
 };
 use crate::{
-    gemm::Element,
+    gemm::{Element, RowAddresses},
     simd::{Microkernel, RegisterTile, split_evenly},
 };
 
@@ -30,11 +30,12 @@ impl<T: Element> Pass<'_, T> {
         // SAFETY: upheld by the caller; the rows are within `keys`, and the buffers have room for
         // them.
         unsafe {
-            let rows = (keys.at(0, self.task.head, self.rows.start), keys.strides[2]);
+            let first = keys.at(0, self.task.head, self.rows.start);
             let to = (self.buffers.position_lanes, bf16_row_stride(d));
+            let rows = RowAddresses::new(first, keys.strides[2]);
             let rows = T::packed_rows(rows, [n, d], to);
             // If heads are adjacent in memory, the next task reads the lanes after these.
-            let next = (rows.0.wrapping_add(self.d_lanes()), rows.1);
+            let next = RowAddresses::new(rows.first.wrapping_add(self.d_lanes()), rows.stride);
             pack_keys::<V, f32>(rows, [n, self.d_lanes()], self.buffers.position_panels, next);
             for (start, mr) in split_evenly(self.task.queries.len(), self.max_mr) {
                 let q = (self.q.add(start * self.q_stride), self.q_stride);

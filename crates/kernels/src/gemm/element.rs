@@ -7,6 +7,43 @@ use crate::{
     simd::{Dot, LANES, Vector},
 };
 
+/// The addresses of consecutive rows: at one distance from each other, or, if `batch` is given, each in
+/// a batch index of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct RowAddresses<'a, T> {
+    /// The first row, in batch index 0 if `batch` is given.
+    pub(crate) first: *const T,
+    pub(crate) stride: usize,
+    /// The batch index of each row, and the stride between batch indices.
+    pub(crate) batch: Option<(&'a [u32], usize)>,
+}
+
+impl<T> RowAddresses<'_, T> {
+    pub(crate) fn new(first: *const T, stride: usize) -> Self {
+        Self { first, stride, batch: None }
+    }
+
+    /// The address of row `i`, which may be beyond the last row.
+    #[inline(always)]
+    pub(crate) fn at(&self, i: usize) -> *const T {
+        let row = self.first.wrapping_add(i.wrapping_mul(self.stride));
+        match self.batch {
+            None => row,
+            Some((indices, stride)) => {
+                let index = indices.get(i).map_or(0, |&index| index as usize);
+                row.wrapping_add(index.wrapping_mul(stride))
+            }
+        }
+    }
+
+    /// The rows from row `n` on.
+    pub(crate) fn after(mut self, n: usize) -> Self {
+        self.first = self.first.wrapping_add(n.wrapping_mul(self.stride));
+        self.batch = self.batch.map(|(indices, stride)| (indices.get(n..).unwrap_or(&[]), stride));
+        self
+    }
+}
+
 /// An element type that the epilogue can write.
 ///
 /// # Safety
@@ -34,17 +71,17 @@ pub(crate) trait Element: Store {
 
     /// Reads `n` values; the other lanes are 0.
     unsafe fn load<V: Vector>(from: *const Self, n: usize) -> V;
-    /// `n` rows of `d` elements as rows of packed lanes, and their row stride in lanes. `dims` is
-    /// `[n, d]`; `rows` and `to` are pairs of a pointer and a row stride. The rows stay where they
-    /// are if they are whole aligned lanes; otherwise they are copied to `to`.
-    unsafe fn packed_rows(
-        rows: (*const Self, usize),
+    /// `n` rows of `d` elements as rows of packed lanes. `dims` is `[n, d]`; `to` is a pointer and a row
+    /// stride. The rows stay where they are if they are whole aligned lanes; otherwise they are copied
+    /// to `to`.
+    unsafe fn packed_rows<'a>(
+        rows: RowAddresses<'a, Self>,
         dims: [usize; 2],
         to: (*mut f32, usize),
-    ) -> (*const f32, usize);
+    ) -> RowAddresses<'a, f32>;
 
-    /// `n` rows of `d` elements as input rows of a microkernel, with the arguments of
-    /// [`Self::packed_rows`]. If the microkernel takes widened bf16 ([`Dot::INPUT_LANES`]), the
+    /// `n` rows of `d` elements as input rows of a microkernel. `rows`, `to` and the result are pairs of
+    /// a pointer and a row stride, that of the result in lanes. If the microkernel takes widened bf16 ([`Dot::INPUT_LANES`]), the
     /// rows are copied to `to`, widened and padded with 0 to whole pairs.
     #[inline(always)]
     unsafe fn input_rows<V: Vector, D: Dot<V>>(
@@ -55,7 +92,9 @@ pub(crate) trait Element: Store {
         // SAFETY: upheld by the caller; the rows of `to` have room for whole vectors.
         unsafe {
             if D::INPUT_LANES == 1 {
-                return Self::packed_rows((rows, row_stride), [n, d], (to, to_stride));
+                let rows = RowAddresses::new(rows, row_stride);
+                let rows = Self::packed_rows(rows, [n, d], (to, to_stride));
+                return (rows.first, rows.stride);
             }
             for i in 0..n {
                 let row = std::slice::from_raw_parts(rows.add(i * row_stride), d);
@@ -104,11 +143,11 @@ impl Element for f32 {
     }
 
     #[inline(always)]
-    unsafe fn packed_rows(
-        rows: (*const f32, usize),
+    unsafe fn packed_rows<'a>(
+        rows: RowAddresses<'a, f32>,
         _dims: [usize; 2],
         _to: (*mut f32, usize),
-    ) -> (*const f32, usize) {
+    ) -> RowAddresses<'a, f32> {
         rows
     }
 }
@@ -171,13 +210,17 @@ impl Element for u16 {
     }
 
     #[inline(always)]
-    unsafe fn packed_rows(
-        (rows, row_stride): (*const u16, usize),
+    unsafe fn packed_rows<'a>(
+        rows: RowAddresses<'a, u16>,
         [n, d]: [usize; 2],
         (to, to_stride): (*mut f32, usize),
-    ) -> (*const f32, usize) {
-        if d.is_multiple_of(2) && row_stride.is_multiple_of(2) && rows.cast::<f32>().is_aligned() {
-            return (rows.cast(), row_stride / 2);
+    ) -> RowAddresses<'a, f32> {
+        let RowAddresses { first, stride, batch } = rows;
+        let strides = [d, stride, batch.map_or(0, |(_, stride)| stride)];
+        let is_whole_lanes = strides.into_iter().all(|stride| stride.is_multiple_of(2));
+        if is_whole_lanes && first.cast::<f32>().is_aligned() {
+            let batch = batch.map(|(indices, stride)| (indices, stride / 2));
+            return RowAddresses { first: first.cast(), stride: stride / 2, batch };
         }
         for i in 0..n {
             // SAFETY: upheld by the caller. If d is odd, the upper half of the last lane is 0.
@@ -186,9 +229,9 @@ impl Element for u16 {
                 if d % 2 == 1 {
                     *to.add(d / 2) = 0.0;
                 }
-                std::ptr::copy_nonoverlapping(rows.add(i * row_stride), to.cast(), d);
+                std::ptr::copy_nonoverlapping(rows.at(i), to.cast(), d);
             }
         }
-        (to, to_stride)
+        RowAddresses::new(to, to_stride)
     }
 }

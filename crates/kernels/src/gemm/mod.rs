@@ -31,7 +31,7 @@ mod pack;
 mod pack_input;
 mod pooled;
 
-pub(crate) use element::{Element, Store, WidenedBf16};
+pub(crate) use element::{Element, RowAddresses, Store, WidenedBf16};
 pub use linear::{LinearMap, Rows, chain_bf16, chain_f32, linear};
 pub use pack::{MAX_INT8_INPUT, PackedArrays, PackedLinear};
 pub use pooled::{RowPooling, pooled_linear};

@@ -427,3 +427,52 @@ fn overlapping_sequences_panic() {
     let sequences = [sequence(0, 0..6), sequence(1, 0..4), sequence(1, 3..6)];
     attention_f32(Isa::SCALAR, Attention::new([x; 3], &sequences, 1.0));
 }
+
+/// Keys and values of other batch indices have the bits of their copies, as whole packed lanes and not.
+#[test]
+fn key_sources_select_the_keys_and_values_of_other_batch_indices() {
+    let [b, h, g, t, s] = [3, 4, 2, 2, scaled(400, 34)];
+    let key_sources: Vec<u32> = (0..b * s).map(|i| (i * i / 7 % b) as u32).collect();
+    let sequences: Vec<Sequence> =
+        (0..b).map(|b| Sequence { b, queries: 0..t, keys: 2..s, first_query: s - t }).collect();
+    for (d, gap) in [(5, 3), (6, 2), (16, 1)] {
+        let q = Operand::random([b, h, t, d], gap, 1);
+        let [k, v] = [2, 3].map(|seed| Operand::random([b, g, s, d], gap, seed));
+        let copied = |x: &Operand| {
+            let mut copy = Operand { data: x.data.clone(), ..*x };
+            for (row, &source) in key_sources.iter().enumerate() {
+                let [to, from] =
+                    [row / s, source as usize].map(|b| b * x.strides[0] + row % s * x.strides[2]);
+                let width = g * d;
+                copy.data[to..to + width].copy_from_slice(&x.data[from..from + width]);
+            }
+            copy
+        };
+        for isa in Isa::available() {
+            let run = |k: &Operand, v: &Operand, key_sources| {
+                let [q16, k16, v16] = [&q, k, v].map(|x| to_bf16(&x.data));
+                let narrow = [q.view(&q16), k.view(&k16), v.view(&v16)];
+                let wide = [&q, k, v].map(|x| x.view(&x.data));
+                let wide = Attention { key_sources, ..Attention::new(wide, &sequences, SCALE) };
+                let narrow = Attention { key_sources, ..Attention::new(narrow, &sequences, SCALE) };
+                (attention_f32(isa, wide), attention_bf16(isa, narrow))
+            };
+            let expected = run(&copied(&k), &copied(&v), None);
+            assert!(run(&k, &v, Some(&key_sources[..])) == expected, "{}, D = {d}", isa.name());
+            assert!(
+                run(&k, &v, None) != expected,
+                "{}, D = {d}: the sources are unused",
+                isa.name()
+            );
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "key_sources: expected (B, S) batch indices below 1")]
+fn a_key_source_that_does_not_exist_panics() {
+    let x = Strided { data: &[1.0], strides: [1; 3], dims: [1; 4] };
+    let sequences = &[Sequence { b: 0, queries: 0..1, keys: 0..1, first_query: 0 }];
+    let args = Attention::new([x; 3], sequences, 1.0);
+    attention_f32(Isa::SCALAR, Attention { key_sources: Some(&[1]), ..args });
+}
