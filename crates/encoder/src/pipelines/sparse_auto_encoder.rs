@@ -1,6 +1,6 @@
 //! The map from dense to sparse vectors of a sparse autoencoder.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use ops::{ComputeType, Linear, Weights};
 use serde::Deserialize;
 
@@ -94,9 +94,9 @@ impl SparseAutoEncoder {
     /// The values above 0 of each row of `x`, `(B, width)`.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Vec<SparseVector>> {
         let x = if self.normalizes {
-            let x = x.broadcast_sub(&x.mean_keepdim(1)?)?;
-            let variance = (x.sqr()?.sum_keepdim(1)? / (x.dim(1)? as f64 - 1.0))?;
-            x.broadcast_div(&(variance.sqrt()? + 1e-5)?)?
+            let rows = x.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+            let normalised: Vec<f32> = rows.iter().flat_map(|row| normalised(row)).collect();
+            Tensor::from_vec(normalised, x.dims2()?, x.device())?
         } else {
             x.clone()
         };
@@ -104,4 +104,14 @@ impl SparseAutoEncoder {
         let latents = latents.broadcast_add(&self.latent_bias)?.to_device(&Device::Cpu)?;
         latents.to_vec2::<f32>()?.iter().map(|row| SparseVector::from_dense(row)).collect()
     }
+}
+
+/// `(x − mean) / (σ + 10⁻⁵)` with the standard deviation σ of a sample. In f64 and in order, so that
+/// the bits do not depend on the CPU.
+fn normalised(row: &[f32]) -> impl Iterator<Item = f32> {
+    let count = row.len() as f64;
+    let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
+    let squares: f64 = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum();
+    let deviation = (squares / (count - 1.0)).sqrt() + 1e-5;
+    row.iter().map(move |&x| ((f64::from(x) - mean) / deviation) as f32)
 }
