@@ -26,6 +26,13 @@ fn results(isa: Isa) -> Vec<(String, Vec<f32>)> {
         add(format!("mean of {width}"), mean_pool(isa, &x, width, &[0, 1, rows]));
         let sums = log_sum_exp(isa, &x, width).into_iter().map(|sum| sum as f32);
         add(format!("sum of exponentials of {width}"), sums.collect());
+        let mut quotients = x.clone();
+        softmax(isa, &mut quotients, width);
+        add(format!("softmax of {width}"), quotients);
+        add(format!("unit length of {width}"), l2_normalize(isa, &x, width));
+        for activation in ACTIVATIONS {
+            add(format!("{activation:?} of {width}"), activate(isa, &x, activation));
+        }
         for queries in [1, 3] {
             let queries = &y[..queries.min(rows) * width];
             let name = format!("cosines of {width}, {} queries", queries.len() / width);
@@ -58,6 +65,8 @@ fn results(isa: Isa) -> Vec<(String, Vec<f32>)> {
         ];
         for (kind, attention) in variants {
             add(format!("{kind}attention of {t} × {d}"), attention_f32(isa, attention));
+            let weights = attention_weights_f32(isa, attention, &[1, 0]);
+            add(format!("{kind}weights of {t} × {d}"), weights);
         }
     }
     results
