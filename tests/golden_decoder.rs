@@ -55,7 +55,9 @@ fn decoder_logits_equal_transformers_in_one_pass_and_in_steps() -> Result {
     Ok(())
 }
 
-/// Weights are at most 1, so their tolerance is 1e-6. Rows of padding are not compared.
+/// Weights are at most 1; those of the second layer follow hidden states with a tolerance of 2e-5, so
+/// theirs is 5e-6: WebAssembly, which rounds products and sums separately, differs by 2.1e-6. Rows of
+/// padding are not compared.
 #[test]
 fn decoder_attention_weights_equal_transformers() -> Result {
     for name in ["bert_lm", "bert_lm_cross"] {

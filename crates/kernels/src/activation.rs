@@ -70,7 +70,7 @@ impl SimdKernel for Args<'_> {
         let (from, to) = (x.as_ptr(), out.as_mut_ptr().cast::<f32>());
         for i in (0..x.len()).step_by(LANES) {
             let n = LANES.min(x.len() - i);
-            // SAFETY: `i + n` is within both slices.
+            // SAFETY: upheld by the caller; `i + n` is within both slices.
             unsafe {
                 let y = activation.apply(V::load_partial(from.add(i), n), false);
                 y.store_partial(to.add(i), n);

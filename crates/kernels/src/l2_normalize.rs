@@ -50,7 +50,7 @@ impl SimdKernel for Args<'_> {
         let Args { x, out } = self;
         let (from, to) = (x.as_ptr(), out.as_mut_ptr().cast::<f32>());
         let parts = || (0..x.len()).step_by(LANES).map(|i| (i, LANES.min(x.len() - i)));
-        // SAFETY: `i + n` is within both rows.
+        // SAFETY: upheld by the caller; `i + n` is within both rows.
         unsafe {
             let mut squares = V::splat(0.0);
             for (i, n) in parts() {

@@ -125,7 +125,8 @@ pub fn scaled_dot_product_attention(
     attend_with_compute_type(q, &memory, &mask, Scoring::scaled(q, scale)?, compute_type, None)
 }
 
-/// [`scaled_dot_product_attention`] of the outputs of linear maps that compute in `compute_type`, with dropout on the weights if it is given. The CPU kernel accepts bf16 inputs
+/// [`scaled_dot_product_attention`] of the outputs of linear maps that compute in `compute_type`,
+/// with dropout on the weights if it is given. The CPU kernel accepts bf16 inputs
 /// for some compute types, see [`ComputeType::for_attention`].
 pub(crate) fn attend_with_compute_type(
     q: &Tensor,
@@ -192,18 +193,21 @@ pub(crate) fn attend_with_weights(
     scoring: Scoring,
     compute_type: ComputeType,
 ) -> Result<(Tensor, Tensor)> {
-    let memory = &memory.gathered()?;
-    let Memory { k, v, .. } = memory;
+    let Memory { k, v, key_sources } = memory;
     let dims = check_qkv(q, k, v)?;
     mask.check(dims)?;
     let heads: Vec<usize> = (0..dims[1]).collect();
-    let (context, weights) =
-        match ops::attention_weights(q, k, mask.kernel(), scoring.kernel(), &heads)? {
-            Some(weights) => {
-                (attend_with_compute_type(q, memory, mask, scoring, compute_type, None)?, weights)
-            }
-            None => attend(q, k, v, mask.tensors()?, scoring, None)?,
-        };
+    let (sources, kernel_mask) = (key_sources.as_deref(), mask.kernel());
+    let weights = ops::attention_weights(q, k, sources, kernel_mask, scoring.kernel(), &heads)?;
+    let (context, weights) = match weights {
+        Some(weights) => {
+            (attend_with_compute_type(q, memory, mask, scoring, compute_type, None)?, weights)
+        }
+        None => {
+            let Memory { k, v, .. } = memory.gathered()?;
+            attend(q, &k, &v, mask.tensors()?, scoring, None)?
+        }
+    };
     Ok((context, weights.to_dtype(q.dtype())?))
 }
 
@@ -257,17 +261,30 @@ fn weights(q: &Tensor, k: &Tensor, mask: &MaskTensors, scoring: Scoring) -> Resu
     softmax(&mask.apply(scores)?, mask.empty_rows(q.dtype())?)
 }
 
-/// The weights `(B, 1, T, S)` of head `h`.
-pub(crate) fn weights_of_head(
+/// The weights `(B, heads, T, S)` of some heads, at least one.
+pub(crate) fn weights_of_heads(
+    q: &Tensor,
+    k: &Tensor,
+    mask: &LoweredMask,
+    scoring: Scoring,
+    heads: &[usize],
+) -> Result<Tensor> {
+    let by_kernel = ops::attention_weights(q, k, None, mask.kernel(), scoring.kernel(), heads)?;
+    if let Some(weights) = by_kernel {
+        return Ok(weights);
+    }
+    let weights = heads.iter().map(|&head| weights_of_head(q, k, mask, scoring, head));
+    Ok(Tensor::cat(&weights.collect::<Result<Vec<_>>>()?, 1)?)
+}
+
+/// The weights `(B, 1, T, S)` of head `h`, by candle's operations.
+fn weights_of_head(
     q: &Tensor,
     k: &Tensor,
     mask: &LoweredMask,
     scoring: Scoring,
     h: usize,
 ) -> Result<Tensor> {
-    if let Some(weights) = ops::attention_weights(q, k, mask.kernel(), scoring.kernel(), &[h])? {
-        return Ok(weights);
-    }
     let group = q.dim(1)? / k.dim(1)?;
     let (head_k, mask) = (k.narrow(1, h / group, 1)?, mask.tensors()?.head(h)?);
     let positions = scoring.positions.map(|positions| positions.head(h)).transpose()?;

@@ -77,15 +77,15 @@ impl HeadWeights {
             let dims = if is_mean { vec![b, t, s] } else { vec![b, heads.len(), t, s] };
             return Ok(Tensor::zeros(dims, q.dtype(), q.device())?); // has no elements
         }
-        let head_weights = |head| sdpa::weights_of_head(q, k, mask, scoring, head); // (B, 1, T, S)
-        if is_mean {
-            let mut sum = head_weights(0)?;
-            for head in 1..h {
-                sum = (sum + head_weights(head)?)?;
-            }
-            return Ok((sum / h as f64)?.squeeze(1)?);
+        if !is_mean {
+            return sdpa::weights_of_heads(q, k, mask, scoring, &heads);
         }
-        let weights = heads.into_iter().map(head_weights).collect::<Result<Vec<_>>>()?;
-        Ok(Tensor::cat(&weights, 1)?)
+        // One head at a time: the weights of all heads may not fit into memory.
+        let (q, k) = (&ops::widen(q)?, &ops::widen(k)?);
+        let mut sum = sdpa::weights_of_heads(q, k, mask, scoring, &[0])?;
+        for head in 1..h {
+            sum = (sum + sdpa::weights_of_heads(q, k, mask, scoring, &[head])?)?;
+        }
+        Ok((sum / h as f64)?.squeeze(1)?)
     }
 }

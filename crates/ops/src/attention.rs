@@ -119,30 +119,34 @@ pub fn reads_key_sources(x: &Tensor) -> bool {
     is_supported && cpu::is_untracked(x.dtype(), x) && Isa::kernels_enabled()
 }
 
-/// The softmax weights of `heads` in f32, by which the CPU kernel of [`attention`] multiplies values.
-/// f16 and bf16 inputs are converted to f32. Returns `None` if the kernel does not support these
+/// The softmax weights of `heads` in f32, by the CPU kernel. f16 and bf16 inputs are converted to f32.
+/// A query that yields NaN in [`attention`] has weights of NaN and, for hidden keys, 0 or NaN. Returns `None` if the kernel does not support these
 /// tensors; the caller then uses candle's operations.
 ///
 /// # Shapes
-/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`, where G divides H; `mask`: for these dims; returns
-/// `(B, heads, T, S)`
+/// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`, where G divides H; `key_sources` and `mask`: as for
+/// [`attention`]; returns `(B, heads, T, S)`
 /// # Errors
 /// [`crate::Error::Isa`] if `MHA_ISA` names instructions that this machine lacks.
 /// # Panics
-/// If a head is not below H.
+/// If a head is not below H, or if `key_sources` is not `(B, S)` numbers below B.
 pub fn attention_weights(
     q: &Tensor,
     k: &Tensor,
+    key_sources: Option<&[u32]>,
     mask: &KernelMask,
     scoring: Scoring,
     heads: &[usize],
 ) -> Result<Option<Tensor>> {
+    if is_tracked(mask, scoring) || ![q, k].into_iter().all(|x| cpu::is_untracked(x.dtype(), x)) {
+        return Ok(None);
+    }
     let (q, k) = (&widen(q)?, &widen(k)?);
-    if is_tracked(mask, scoring) || !cpu::prefers_kernel(&[q, k]) {
+    if !cpu::prefers_kernel(&[q, k]) {
         return Ok(None);
     }
     let (q, k) = (with_dense_rows(q)?, with_dense_rows(k)?);
-    let attention = CpuAttention::new(None, mask, scoring, DType::F32)?;
+    let attention = CpuAttention::new(key_sources, mask, scoring, DType::F32)?;
     let weights = q.apply_op2_no_bwd(&k, &CpuWeights { attention, heads })?;
     Ok(Some(mask.parts().scale_chosen_heads(&weights, heads)?))
 }

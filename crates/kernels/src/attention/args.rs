@@ -281,8 +281,9 @@ impl<T> RelativePositions<'_, T> {
     }
 }
 
-/// The arguments of [`attention_f32`](crate::attention_f32) and
-/// [`attention_bf16`](crate::attention_bf16).
+/// The arguments of [`attention_f32`](crate::attention_f32),
+/// [`attention_bf16`](crate::attention_bf16) and
+/// [`attention_weights_f32`](crate::attention_weights_f32).
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a, T> {
     /// The queries, `(B, H, T, D)`.
@@ -341,7 +342,8 @@ impl<T: Copy> Attention<'_, T> {
     /// # Panics
     /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
     /// `visible`, `key_sources`, `distance_bias` or `relative` has the wrong size, if a key source is not
-    /// below B, if a distance exceeds the radius of `distance_bias` or `relative`, or if a query is not in exactly one sequence.
+    /// below B, if a distance exceeds the radius of `distance_bias` or `relative`, or if a query is
+    /// not in exactly one sequence.
     pub(super) fn check(&self) {
         let Self { q, k, v, sequences, visible, keep, bias, distance_bias, relative, .. } = self;
         let ([b, h, t, d], [kb, g, s, kd], [vb, vg, vs, _]) = (q.dims, k.dims, v.dims);

@@ -29,7 +29,7 @@ pub(super) struct HeadTask<'a> {
     pub(super) head: usize,
     /// The index of the weights `(T, S)` of this head among those of all sequences and heads that are
     /// computed.
-    pub(super) slot: usize,
+    pub(super) weights_index: usize,
     pub(super) queries: Range<usize>,
 }
 
@@ -192,7 +192,7 @@ impl<T: Element> ProductKernel for Head<'_, T> {
         let (max_mr, buffers) = (scratch.max_mr, scratch.buffers());
         let position_scores_stride = scratch.position_scores_stride;
         let s = attention.k.dims[2];
-        let first_weight = (task.slot * t + queries.start) * s + task.sequence.keys.start;
+        let first_weight = (task.weights_index * t + queries.start) * s + task.sequence.keys.start;
         // SAFETY: reads are of tokens and heads within the dims. Writes are to the scratch memory
         // and to the rows of the output and of the weights of these queries and this head, which
         // belong to this task.
@@ -457,7 +457,7 @@ impl<T: Element> Pass<'_, T> {
             let of_query = self.keys_seen(query);
             let [seen_from, seen_to] = [of_query.start, of_query.end]
                 .map(|key| seen.len().min(key.saturating_sub(first_key)));
-            // SAFETY: upheld by the caller; the scores have room for the block.
+            // SAFETY: upheld by the caller; the scores and the row of weights have room for the block.
             unsafe {
                 let scores = self.buffers.scores.add(i * SCORES_STRIDE + seen.start);
                 let row = std::slice::from_raw_parts_mut(scores, seen.len());

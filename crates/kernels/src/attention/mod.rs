@@ -23,6 +23,7 @@ use head::{Head, HeadTask, Scratch, ScratchSizes};
 
 use crate::{
     buffer::{SharedPtr, zeros},
+    compute_type::ComputeType,
     gemm::Element,
     isa::Isa,
     parallel::parallel_for,
@@ -61,14 +62,15 @@ const MAX_QUERIES: usize = 512;
 /// # Panics
 /// If the dims do not fit together or reach beyond the data, if a range exceeds B, T or S, if
 /// `visible`, `key_sources`, `distance_bias` or `relative` has the wrong size, if a key source is not
-/// below B, if a distance exceeds the radius of `distance_bias` or `relative`, or if a query is not in exactly one sequence.
+/// below B, if a distance exceeds the radius of `distance_bias` or `relative`, or if a query is not
+/// in exactly one sequence.
 pub fn attention_f32(isa: Isa, args: Attention<f32>) -> Vec<f32> {
     attention(isa, args)
 }
 
 /// The softmax weights of some heads, `softmax(q·kᵀ · scale + bias)`, by which [`attention_f32`]
-/// multiplies the values. Weights of hidden keys, and of keys of other sequences, are 0. The values
-/// are not used.
+/// multiplies the values. Weights of hidden keys, and of keys of other sequences, are 0; if the query
+/// yields NaN in [`attention_f32`], those of hidden keys may be NaN too. The values are not used.
 ///
 /// # Shapes
 /// `q`: `(B, H, T, D)`; `k`: `(B, G, S, D)`; returns `(B, heads, T, S)`.
@@ -128,6 +130,7 @@ fn attend<T: Element>(
     out: SharedPtr<T>,
     weights: Option<SharedPtr<f32>>,
 ) {
+    debug_assert!(weights.is_none() || T::COMPUTE_TYPE == ComputeType::F32);
     args.check();
     for x in [&mut args.q, &mut args.k, &mut args.v] {
         if x.dims.contains(&0) {
@@ -170,7 +173,7 @@ fn tasks<'a>(sequences: &'a [Sequence], heads: &[usize], max_mr: usize) -> Vec<H
                 heads.iter().enumerate().map(move |(i, &head)| HeadTask {
                     sequence,
                     head,
-                    slot: i + sequence.b * heads.len(),
+                    weights_index: i + sequence.b * heads.len(),
                     queries: queries.clone(),
                 })
             })

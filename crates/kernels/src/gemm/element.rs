@@ -81,8 +81,8 @@ pub(crate) trait Element: Store {
     ) -> RowAddresses<'a, f32>;
 
     /// `n` rows of `d` elements as input rows of a microkernel. `rows`, `to` and the result are pairs of
-    /// a pointer and a row stride, that of the result in lanes. If the microkernel takes widened bf16 ([`Dot::INPUT_LANES`]), the
-    /// rows are copied to `to`, widened and padded with 0 to whole pairs.
+    /// a pointer and a row stride, that of the result in lanes. If the microkernel takes widened bf16
+    /// ([`Dot::INPUT_LANES`]), the rows are copied to `to`, widened and padded with 0 to whole pairs.
     #[inline(always)]
     unsafe fn input_rows<V: Vector, D: Dot<V>>(
         (rows, row_stride): (*const Self, usize),
